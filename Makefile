@@ -1,0 +1,48 @@
+# Every command of this project.  `make demo` and `make test` are all that a new clone needs.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+
+.PHONY: demo test test-slow lint goldens clean
+
+demo: $(VENV)/.installed          ## install, then let the embedded checkpoint answer a prompt
+	$(PY) -m fastpath.cli --prompt "What is Twinpath?" --stats
+
+test: $(VENV)/.installed-test     ## the whole suite; no torch, no GPU, no model files needed
+	$(PY) -m pytest -m "not live and not slow and not gpu"
+
+test-slow: $(VENV)/.installed-test  ## the same suite with ten times the examples, and the slow tests
+	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "not live and not gpu"
+
+lint: $(VENV)/.installed-dev      ## style and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+goldens: $(VENV)/.installed-oracles  ## record again what transformers says (oracles/README.md; llama.cpp: see there)
+	$(PY) oracles/record.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "twinpath needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1); try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "installing twinpath into $(VENV) ..."
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
+	@echo "installing twinpath and its test tools into $(VENV) ..."
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-oracles: $(VENV)/bin/python pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test,oracles]"
+	@touch $@
