@@ -1,0 +1,14 @@
+"""Bytes and numbers: the GGUF container and the tensor formats in it.  Needs NumPy only."""
+
+from quant.format import Format
+from quant.qtensor import QTensor
+from quant.registry import FORMATS, dequantize, format_by_id, quantize
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "QTensor",
+    "dequantize",
+    "format_by_id",
+    "quantize",
+]
