@@ -1,0 +1,268 @@
+"""Text to token ids and back: Gemma 4's byte-pair encoding, built from the vocabulary that a GGUF file carries.
+
+Encoding  spaces become U+2581, every character (or, where the vocabulary lacks it, every one of its UTF-8 bytes as a
+          `<0xHH>` token) is a symbol, and the pair of neighbours that stands earliest in the list of merges is joined until no
+          pair of neighbours is in it.  There is no split into words.  The `tokenizers` library does the joining.
+Markers   `<|turn>`, `<bos>`, `<|"|>` and the like are one token each, and no text makes them: `encode` writes a marker only
+          when asked to (`parse_special=True`), so that a user who types one has typed characters.
+Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds back the bytes of an unfinished character.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+SPACE = "\u2581"  # how the vocabulary spells a space
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+MAX_TEXT = 1 << 24  # characters: twice what the longest context (262,144) of the longest tokens (31) can hold
+
+END_OF_GENERATION = ("<eos>", "<turn|>", "<|tool_response>")
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_MARKER = re.compile(r"<\|[^\n]*>|<[^\n]*\|>")  # `<|tool_call>`, `<channel|>`, `<|"|>`: user-defined, yet never typed by users
+
+
+class _File(Protocol):
+    """The part of `quant.GGUFFile` that is read here."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+class Tokenizer:
+    """The vocabulary of one model file.
+
+    n_vocab       number of tokens
+    bos_id        the token in front of every prompt
+    eog_ids       the tokens that end generation: those of `END_OF_GENERATION` that this vocabulary has, and the file's own
+    suppress_ids  tokens that must not be sampled (the file's `suppress_tokens`)
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        merges: Sequence[str],
+        token_types: Sequence[int] | None = None,
+        *,
+        bos_id: int | None = None,
+        unk_id: int | None = None,
+        eog_ids: Iterable[int] = (),
+        suppress_ids: Iterable[int] = (),
+    ):
+        self._tokens = list(tokens)
+        self.n_vocab = len(self._tokens)
+        types = [NORMAL] * self.n_vocab if token_types is None else [int(t) for t in token_types]
+        if len(types) != self.n_vocab:
+            raise ValueError(
+                f"tokenizer.ggml.token_type: {len(types)} entries, but tokenizer.ggml.tokens has {self.n_vocab}; "
+                "both lists come from one converter run: convert the model again"
+            )
+        self._special = {
+            i: self._tokens[i]
+            for i, t in enumerate(types)
+            if t in (UNKNOWN, CONTROL) or (t == USER_DEFINED and _MARKER.fullmatch(self._tokens[i]))
+        }
+        added = {self._tokens[i]: i for i, t in enumerate(types) if t == USER_DEFINED and i not in self._special}
+        self._special_ids = {text: i for i, text in self._special.items()}
+        self._plain_splitter = _splitter(added)
+        self._special_splitter = _splitter(added | self._special_ids)
+        self._split_ids = added | self._special_ids
+        self._bytes: dict[int, bytes] = {}
+
+        unk = self._tokens[unk_id] if unk_id is not None else None
+        self._bpe = _build_bpe(self._tokens, merges, set(self._special_ids) - {unk}, unk)
+
+        bos = self.id_of("<bos>") if bos_id is None else bos_id
+        if bos is None:
+            raise ValueError(
+                "tokenizer.ggml.bos_token_id: missing, and no token is spelled <bos>; a Gemma 4 prompt begins with it: "
+                "convert the model again"
+            )
+        self.bos_id: int = bos
+        named = (self.id_of(text) for text in END_OF_GENERATION)
+        self.eog_ids = frozenset([*eog_ids, *(i for i in named if i is not None)])
+        self.suppress_ids = tuple(suppress_ids)
+
+    @classmethod
+    def from_gguf(cls, file: _File) -> "Tokenizer":
+        """The tokenizer of an open GGUF file; a fault of its metadata is a `ValueError` of one line."""
+        metadata = file.metadata
+        model = metadata.get("tokenizer.ggml.model")
+        if model != "gemma4":
+            found = "is missing" if model is None else f"is {model!r}"
+            raise ValueError(
+                f"tokenizer.ggml.model {found}, expected 'gemma4'; this file does not carry Gemma 4's tokenizer "
+                "(another model family, or a file without a vocabulary)"
+            )
+        tokens = _strings(metadata, "tokenizer.ggml.tokens")
+        merges = _strings(metadata, "tokenizer.ggml.merges")
+        n_vocab = len(tokens)
+        ends = (_token_id(metadata, f"tokenizer.ggml.{key}", n_vocab) for key in END_KEYS)
+        suppress = metadata.get("tokenizer.ggml.suppress_tokens")
+        return cls(
+            tokens,
+            merges,
+            metadata.get("tokenizer.ggml.token_type"),
+            bos_id=_token_id(metadata, "tokenizer.ggml.bos_token_id", n_vocab),
+            unk_id=_token_id(metadata, "tokenizer.ggml.unknown_token_id", n_vocab),
+            eog_ids=[i for i in ends if i is not None],
+            suppress_ids=[
+                _check_id(i, "tokenizer.ggml.suppress_tokens", n_vocab)
+                for i in (() if suppress is None else suppress)
+            ],
+        )
+
+    # -- vocabulary --------------------------------------------------------------------------------------------------------
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of the token spelled exactly `piece` (a space is U+2581), or None."""
+        found = self._special_ids.get(piece)
+        return self._bpe.token_to_id(piece) if found is None else found
+
+    def piece(self, token_id: int) -> str:
+        """How the vocabulary spells a token."""
+        return self._tokens[_check_id(token_id, "token id", self.n_vocab)]
+
+    def is_special(self, token_id: int) -> bool:
+        """True for the tokens that are markup and no part of the text."""
+        return token_id in self._special
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to the text; one byte, possibly of an unfinished character, for the `<0xHH>` tokens."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            piece = self.piece(token_id)
+            byte = _BYTE_TOKEN.fullmatch(piece)
+            found = bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode("utf-8", "replace")
+            self._bytes[token_id] = found
+        return found
+
+    # -- text to ids -------------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        add_bos        put BOS in front, unless `parse_special` already found one there: never two
+        parse_special  read markers (`<|turn>`) as the tokens they name; otherwise they are characters like all others
+        """
+        text = _clean(text)
+        splitter = self._special_splitter if parse_special else self._plain_splitter
+        ids: list[int] = []
+        for k, part in enumerate(splitter.split(text) if splitter else (text,)):
+            if k % 2:  # re.split with one group: text, marker, text, marker, ..., text
+                ids.append(self._split_ids[part])
+            elif part:
+                ids += self._bpe.encode(part.replace(" ", SPACE), add_special_tokens=False).ids
+        if add_bos and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    # -- ids to text -------------------------------------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        shown = (i for i in map(int, ids) if not (skip_special and i in self._special))
+        return b"".join(map(self.token_bytes, shown)).decode("utf-8", "replace")
+
+    def stream(self, *, skip_special: bool = False) -> "StreamDecoder":
+        """A decoder for one token at a time, whose pieces joined are what `decode` gives."""
+        return StreamDecoder(self, skip_special=skip_special)
+
+
+class StreamDecoder:
+    """Decodes one token at a time.  What `push` gives, joined with what `flush` gives, equals `decode` of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False):
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes: "" while a character is unfinished."""
+        if self._skip_special and self._tokenizer.is_special(token_id):
+            return ""
+        return self._utf8.decode(self._tokenizer.token_bytes(int(token_id)))
+
+    def flush(self) -> str:
+        """The end of the text: U+FFFD if a character was left unfinished; the decoder is as new afterwards."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
+
+
+def _build_bpe(tokens: list[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:
+    """The `tokenizers` object.  Markers are left out of its vocabulary: no merge and no typed text can make one."""
+    from tokenizers import Tokenizer as HFTokenizer  # here, so that `import refimpl.frontend` costs nothing
+    from tokenizers import models
+
+    vocab = dict(zip(tokens, range(len(tokens))))  # of equal tokens the last one counts
+    for text in markers:
+        vocab.pop(text, None)
+    if unk is None and not all(f"<0x{b:02X}>" in vocab for b in range(256)):
+        raise ValueError(
+            "tokenizer.ggml.tokens: neither all of <0x00> to <0xFF> nor an unknown token (tokenizer.ggml.unknown_token_id), "
+            "so some text would have no tokens; convert the model again"
+        )
+    try:
+        bpe = models.BPE(vocab=vocab, merges=list(_pairs(merges)), unk_token=unk, fuse_unk=True, byte_fallback=True)
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(
+            f"tokenizer.ggml.merges: {' '.join(str(error).split())}; vocabulary and merges must come from one file"
+        ) from None
+    return HFTokenizer(bpe)
+
+
+def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Merges are written "left right"; a piece never holds a space (it is U+2581), so the first space parts them."""
+    for rank, merge in enumerate(merges):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise ValueError(f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with a space between")
+        yield left, right
+
+
+def _splitter(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern that finds any of the texts, the longest where several begin at one place."""
+    longest_first = sorted((t for t in texts if t), key=len, reverse=True)
+    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
+
+
+def _clean(text: str | bytes) -> str:
+    """Text that UTF-8 can write: what is no character becomes U+FFFD."""
+    if isinstance(text, bytes | bytearray):
+        text = bytes(text).decode("utf-8", "replace")
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"text: {len(text)} characters, at most {MAX_TEXT} fit any context; give a shorter text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # halves of surrogate pairs: join the pairs, replace the single ones
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    value = metadata.get(key)
+    if value is None:
+        raise ValueError(f"{key}: missing; Gemma 4's tokenizer needs it: convert the model again")
+    if isinstance(value, str) or not hasattr(value, "__len__") or (len(value) and not isinstance(value[0], str)):
+        raise ValueError(f"{key}: {type(value).__name__}, expected an array of strings; convert the model again")
+    return value
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, n_vocab: int) -> int | None:
+    value = metadata.get(key)
+    return None if value is None else _check_id(value, key, n_vocab)
+
+
+def _check_id(value: Any, where: str, n_vocab: int) -> int:
+    try:
+        token_id = value.__index__()
+    except AttributeError:
+        raise ValueError(f"{where}: {value!r} is no token id, expected 0 to {n_vocab - 1}") from None
+    if not 0 <= token_id < n_vocab:
+        raise ValueError(f"{where}: {token_id}, expected 0 to {n_vocab - 1} (the vocabulary has {n_vocab} tokens)")
+    return token_id
