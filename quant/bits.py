@@ -48,7 +48,7 @@ def reciprocal(d):
 
 
 def round_half_away(x):
-    """Round to the nearest integer, halves away from zero (C's roundf; NumPy's own rounding is half to even)."""
+    """Round to the nearest integer, halves away from zero like C's roundf (NumPy rounds halves to even)."""
     magnitude = np.abs(x)
     whole = np.floor(magnitude)
     return np.copysign(whole + (magnitude - whole >= np.float32(0.5)), x)

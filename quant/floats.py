@@ -29,7 +29,7 @@ def _dequantize_bf16(blocks):
 
 
 def _quantize_bf16(x):
-    """Round to nearest even; a NaN is made quiet, so that cutting its payload cannot turn it into infinity."""
+    """Round to nearest even; a NaN is made quiet, so that cutting it short cannot turn it into infinity."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     # For finite values the sum cannot carry past infinity: the largest, 0x7F7FFFFF, rounds to 0x7F80.

@@ -20,7 +20,8 @@ class Format:
         integer_parts      u8[n, block_bytes] -> the integers and scales of integer dot products; None for
                            formats without them.  Two shapes of answer:
             32-value blocks   (q i8[n, 32], d f32[n], m f32[n] | None)          value = d*q + m
-            256-value blocks  (q i8[n, 256], sc i16[n, 16], mn i16[n, 16] | None, d f32[n], dmin f32[n] | None)
+            256-value blocks  (q i8[n, 256], sc i16[n, 16], mn i16[n, 16] | None,
+                               d f32[n], dmin f32[n] | None)
                               value = d*sc*q - dmin*mn, one sc and mn per 16 values
     """
 
@@ -41,7 +42,8 @@ class Format:
         if row_len % self.block_size:
             where = f"{name}: " if name else ""
             raise ValueError(
-                f"{where}row of {row_len} values is not a multiple of the {self.name} block of {self.block_size}. "
+                f"{where}row of {row_len} values is not a multiple of the {self.name} block of "
+                f"{self.block_size}. "
                 "Choose a format with a smaller block, or pad the row"
             )
         return row_len // self.block_size * self.block_bytes

@@ -53,8 +53,8 @@ def _parts_q3_k(blocks):
 def _scales_and_mins(packed):
     """Eight 6-bit scales and eight 6-bit minima from 12 bytes.
 
-    Bytes 0..3 hold scales 0..3 and bytes 4..7 minima 0..3, each in its low 6 bits; the two bits above them are the
-    upper bits of scale or minimum 4..7, whose low nibbles share bytes 8..11.
+    Bytes 0..3 hold scales 0..3 and bytes 4..7 minima 0..3, each in its low 6 bits; the two bits above them
+    are the upper bits of scale or minimum 4..7, whose low nibbles share bytes 8..11.
 
     Shapes:
         packed  u8[n, 12]
@@ -88,9 +88,10 @@ def _parts_q6_k(blocks):
 
 
 def _format(name, ggml_id, block_bytes, parts, quantize_blocks=None):
-    return Format(
-        name, ggml_id, 256, block_bytes, lambda blocks: sub_block_values(parts(blocks)), quantize_blocks, parts
-    )
+    def dequantize_blocks(blocks):
+        return sub_block_values(parts(blocks))
+
+    return Format(name, ggml_id, 256, block_bytes, dequantize_blocks, quantize_blocks, parts)
 
 
 FORMATS = (

@@ -70,7 +70,7 @@ def _quantize_signed(x, half: int):
 
 
 def _quantize_affine(x, top: int):
-    """d and m map the smallest value to 0 and the largest to `top`.  Returns d f32[n], m f32[n], q u8[n, 32]."""
+    """d and m map the smallest value to 0, the largest to `top`.  Returns d f32[n], m f32[n], q u8[n, 32]."""
     low = x.min(axis=1, keepdims=True)
     d = (x.max(axis=1, keepdims=True) - low) / np.float32(top)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -114,7 +114,10 @@ def _quantize_q8_0(x):
 
 
 def _format(name, ggml_id, block_bytes, parts, quantize_blocks):
-    return Format(name, ggml_id, 32, block_bytes, lambda blocks: scaled_values(parts(blocks)), quantize_blocks, parts)
+    def dequantize_blocks(blocks):
+        return scaled_values(parts(blocks))
+
+    return Format(name, ggml_id, 32, block_bytes, dequantize_blocks, quantize_blocks, parts)
 
 
 FORMATS = (

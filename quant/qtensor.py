@@ -26,7 +26,7 @@ class QTensor:
     name: str = ""
 
     def __post_init__(self):
-        where = self.name or "tensor"
+        where = self._where
         if not self.shape:
             raise ValueError(f"{where}: shape () has no rows; expected at least one axis")
         expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1], where))
@@ -41,6 +41,10 @@ class QTensor:
         """Quantise an array."""
         fmt = as_format(format_name)
         return cls(fmt, tuple(np.shape(x)), quantize(x, fmt, name), name)
+
+    @property
+    def _where(self) -> str:
+        return self.name or "tensor"
 
     @property
     def ndim(self) -> int:
@@ -78,7 +82,9 @@ class QTensor:
         ids = np.asarray(ids, dtype=np.int64).reshape(-1)
         if ids.size and (ids.min() < 0 or ids.max() >= self.n_rows):
             bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
-            raise ValueError(f"{self.name or 'tensor'}: row {bad} of {self.n_rows}; expected 0 .. {self.n_rows - 1}")
+            raise ValueError(
+                f"{self._where}: row {bad}, but it has {self.n_rows} rows, 0 .. {self.n_rows - 1}"
+            )
         # Indexing by coordinates, because flattening the data of a sliced tensor would copy all of it.
         chosen = self.data[np.unravel_index(ids, self.shape[:-1])] if self.ndim > 1 else self.data[None][ids]
         return dequantize(chosen, self.format)
@@ -86,12 +92,12 @@ class QTensor:
     def take_rows(self, start: int, stop: int) -> QTensor:
         """Rows start .. stop-1 of axis -2, as a view; for a tensor with an expert axis, of every expert."""
         if self.ndim < 2 or not 0 <= start <= stop <= self.shape[-2]:
-            raise ValueError(f"{self.name or 'tensor'}: rows {start}:{stop} of a tensor of shape {list(self.shape)}")
+            raise ValueError(f"{self._where}: rows {start}:{stop} of a tensor of shape {list(self.shape)}")
         shape = (*self.shape[:-2], stop - start, self.shape[-1])
         return QTensor(self.format, shape, self.data[..., start:stop, :], self.name)
 
     def expert(self, e: int) -> QTensor:
         """Matrix e of a 3-D tensor, as a view."""
         if self.ndim != 3 or not 0 <= e < self.shape[0]:
-            raise ValueError(f"{self.name or 'tensor'}: expert {e} of a tensor of shape {list(self.shape)}")
+            raise ValueError(f"{self._where}: expert {e} of a tensor of shape {list(self.shape)}")
         return QTensor(self.format, self.shape[1:], self.data[e], self.name)

@@ -34,7 +34,7 @@ def as_format(fmt: Format | str) -> Format:
 
 
 def dequantize(data, fmt: Format | str, dtype=np.float32):
-    """Bytes of whole rows to numbers: u8[..., row_bytes] -> f[..., row_len], values rounded as float32 first."""
+    """Bytes of whole rows to numbers: u8[..., row_bytes] -> f[..., row_len], computed in float32."""
     fmt = as_format(fmt)
     if data.dtype != np.uint8 or data.shape[-1] % fmt.block_bytes:
         raise ValueError(
@@ -60,7 +60,9 @@ def quantize(x, fmt: Format | str, name: str = ""):
     out = np.empty((*x.shape[:-1], fmt.row_bytes(x.shape[-1], name)), np.uint8)
     if fmt.block_size > 1 and not np.isfinite(x).all():
         bad = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-        raise ValueError(f"{where}value {x[bad]} at {bad} has no place in a {fmt.name} block; expected finite numbers")
+        raise ValueError(
+            f"{where}{x[bad]} at {bad} has no place in a {fmt.name} block; expected finite numbers"
+        )
     _convert(x, out, fmt.block_size, fmt.block_bytes, fmt.quantize_blocks)
     return out
 
