@@ -1,0 +1,37 @@
+"""The op table: every numerical step of the model as a pure function of arrays.
+
+`__all__` is the contract.  The fast engines have functions of these names with these parameters, and the
+tests hold them to the numbers computed here.  The ops are dtype-polymorphic: float64 in gives float64 out,
+and that is the truth that all tolerances are measured from.  The precision of a model call enters in one
+place, `embed`.
+
+Letters (docs/glossary.md): T tokens, S cache slots, D model width, N query heads, K key/value heads, H head
+size, F hidden width of an FFN, V vocabulary, E experts, A experts that a token uses, P width of per-layer
+embeddings, R cache lanes; C and M are the input and output width of any matrix.
+"""
+
+from refimpl.ops.activation import geglu, softcap
+from refimpl.ops.attention import attention, write_kv
+from refimpl.ops.elementwise import add, scale
+from refimpl.ops.embedding import embed
+from refimpl.ops.linear import expert_linear, linear
+from refimpl.ops.moe import expert_sum, route
+from refimpl.ops.norm import rms_norm
+from refimpl.ops.rotary import rope, rope_table
+
+__all__ = [
+    "add",
+    "attention",
+    "embed",
+    "expert_linear",
+    "expert_sum",
+    "geglu",
+    "linear",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "route",
+    "scale",
+    "softcap",
+    "write_kv",
+]

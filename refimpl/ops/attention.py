@@ -1,0 +1,63 @@
+"""Attention over a cache, for causal, sliding-window and grouped-query layers."""
+
+import numpy as np
+
+
+def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
+    """Store the keys and values of a call: position p of a sequence goes to slot p mod S of its lane.
+
+    Shapes:
+        k, v              f[T, K, H]
+        k_cache, v_cache  f[R, S, K, H]  written in place
+        seq_ids           i[T]  lanes
+        positions         i[T]
+
+    Notes:
+        One rule serves both kinds of cache.  While S exceeds every position it is a plain array; otherwise it
+        is a ring, in which a sliding-window layer overwrites keys that no later query may see.
+    """
+    slots = positions % k_cache.shape[1]
+    k_cache[seq_ids, slots] = k
+    v_cache[seq_ids, slots] = v
+
+
+def attention(q, k_cache, v_cache, seq_ids, positions, window):
+    """Each query takes the softmax-weighted mean of the values it may see.
+
+        out[t, n] = sum_s softmax_s(q[t, n] · k[s, n // G]) * v[s, n // G]        G = N / K
+        over positions s with  max(0, p - window + 1) <= s <= p,                p = positions[t]
+
+    Shapes:
+        q                 f[T, N, H]     rotated queries
+        k_cache, v_cache  f[R, S, K, H]  the call's own keys and values are already in it
+        seq_ids           i[T]
+        positions         i[T]
+        window            int | None     positions that a query sees, its own included; None: all, in a
+                                         global layer
+    Returns:
+        f[T, N, H]
+
+    Notes:
+        Scores are not divided by sqrt(H): queries and keys are normalised per head, and the weights of those
+        norms carry the scale.
+        The window is a matter of positions.  Where a key is stored only matters for finding it.
+        Every query sees itself, so the softmax is never over nothing.
+        A row of the result depends on its own query, keys, values and positions alone.  Implementations that
+        must give equal bits for any batch, chunk and number of threads use this order: m, the exact maximum
+        of the scores; p_s = exp(score_s - m); the sums of p_s and p_s * v[s] per step of 32 positions (32i ..
+        32i + 31, counted from position 0), then over the steps, ascending; one division at the end.
+    """
+    T, N, H = q.shape
+    _, S, K, _ = k_cache.shape
+    out = np.empty_like(q)
+    for t in range(T):
+        p = int(positions[t])
+        first = 0 if window is None else max(0, p - window + 1)
+        assert p - first < S, f"position {p} sees {p - first + 1} keys, the cache holds {S}"
+        slots = np.arange(first, p + 1) % S
+        k, v = k_cache[seq_ids[t], slots], v_cache[seq_ids[t], slots]
+        scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
+        probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        probs /= probs.sum(axis=-1, keepdims=True)
+        out[t] = (probs @ v.transpose(1, 0, 2)).reshape(N, H)
+    return out
