@@ -130,7 +130,7 @@ class _Cursor:
                 pos += 8
                 add(pos)
                 pos += length
-        except struct.error:
+        except (struct.error, OverflowError):  # a length field beyond the file, or beyond any file
             pos = len(view) + 1
         if pos > len(view):
             at, i = (starts[-1] - 8, len(starts) - 1) if starts else (self.pos, 0)
@@ -141,7 +141,7 @@ class _Cursor:
                 DOWNLOAD_AGAIN,
             )
         self.pos = pos
-        return StringArray(view, np.frombuffer(starts, np.int64), pos, f"{self.path}: {place}")
+        return StringArray(view, np.array(starts, np.int64), pos, f"{self.path}: {place}")
 
 
 @dataclass(frozen=True)

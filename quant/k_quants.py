@@ -18,6 +18,7 @@ import numpy as np
 
 from quant.bits import read_f16, unpack_fields
 from quant.format import Format
+from quant.k_quantize import quantize_q2_k, quantize_q3_k, quantize_q4_k, quantize_q5_k, quantize_q6_k
 
 
 def sub_block_values(parts):
@@ -87,7 +88,7 @@ def _parts_q6_k(blocks):
     return q, blocks[:, 192:208].view(np.int8).astype(np.int16), None, read_f16(blocks, 208), None
 
 
-def _format(name, ggml_id, block_bytes, parts, quantize_blocks=None):
+def _format(name, ggml_id, block_bytes, parts, quantize_blocks):
     def dequantize_blocks(blocks):
         return sub_block_values(parts(blocks))
 
@@ -95,9 +96,9 @@ def _format(name, ggml_id, block_bytes, parts, quantize_blocks=None):
 
 
 FORMATS = (
-    _format("Q2_K", 10, 84, _parts_q2_k),
-    _format("Q3_K", 11, 110, _parts_q3_k),
-    _format("Q4_K", 12, 144, _parts_q4_k),
-    _format("Q5_K", 13, 176, _parts_q5_k),
-    _format("Q6_K", 14, 210, _parts_q6_k),
+    _format("Q2_K", 10, 84, _parts_q2_k, quantize_q2_k),
+    _format("Q3_K", 11, 110, _parts_q3_k, quantize_q3_k),
+    _format("Q4_K", 12, 144, _parts_q4_k, quantize_q4_k),
+    _format("Q5_K", 13, 176, _parts_q5_k, quantize_q5_k),
+    _format("Q6_K", 14, 210, _parts_q6_k, quantize_q6_k),
 )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant import floats, k_quants, legacy
+from quant import floats, fp4, i_quants, k_quants, legacy, ternary
 from quant.format import Format
 
-FORMATS: dict[str, Format] = {f.name: f for family in (floats, legacy, k_quants) for f in family.FORMATS}
+_FAMILIES = (floats, legacy, k_quants, i_quants, ternary, fp4)
+
+FORMATS: dict[str, Format] = {f.name: f for family in _FAMILIES for f in family.FORMATS}
 
 _BY_ID = {f.ggml_id: f for f in FORMATS.values()}
 
