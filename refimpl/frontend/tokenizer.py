@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 SPACE = "\u2581"  # how the vocabulary spells a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 MAX_TEXT = 1 << 24  # characters: twice what the longest context (262,144) of the longest tokens (31) can hold
@@ -51,20 +53,18 @@ class Tokenizer:
         eog_ids: Iterable[int] = (),
         suppress_ids: Iterable[int] = (),
     ):
-        self._tokens = list(tokens)
+        self._tokens = tokens
         self.n_vocab = len(self._tokens)
-        types = [NORMAL] * self.n_vocab if token_types is None else [int(t) for t in token_types]
-        if len(types) != self.n_vocab:
+        types = np.full(self.n_vocab, NORMAL) if token_types is None else np.asarray(token_types)
+        if types.shape != (self.n_vocab,):
             raise ValueError(
-                f"tokenizer.ggml.token_type: {len(types)} entries, but tokenizer.ggml.tokens has {self.n_vocab}; "
+                f"tokenizer.ggml.token_type: {types.size} entries, but tokenizer.ggml.tokens has {self.n_vocab}; "
                 "both lists come from one converter run: convert the model again"
             )
-        self._special = {
-            i: self._tokens[i]
-            for i, t in enumerate(types)
-            if t in (UNKNOWN, CONTROL) or (t == USER_DEFINED and _MARKER.fullmatch(self._tokens[i]))
-        }
-        added = {self._tokens[i]: i for i, t in enumerate(types) if t == USER_DEFINED and i not in self._special}
+        user_defined = {int(i): tokens[i] for i in np.flatnonzero(types == USER_DEFINED)}
+        self._special = {int(i): tokens[i] for i in np.flatnonzero((types == CONTROL) | (types == UNKNOWN))}
+        self._special |= {i: text for i, text in user_defined.items() if _MARKER.fullmatch(text)}
+        added = {text: i for i, text in user_defined.items() if i not in self._special}
         self._special_ids = {text: i for i, text in self._special.items()}
         self._plain_splitter = _splitter(added)
         self._special_splitter = _splitter(added | self._special_ids)
@@ -114,6 +114,11 @@ class Tokenizer:
             ],
         )
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """How the markers are spelled: what `encode(parse_special=True)` reads as tokens and typed text must not become."""
+        return tuple(self._special_ids)
+
     # -- vocabulary --------------------------------------------------------------------------------------------------------
 
     def id_of(self, piece: str) -> int | None:
@@ -141,11 +146,14 @@ class Tokenizer:
 
     # -- text to ids -------------------------------------------------------------------------------------------------------
 
-    def encode(self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = False, fence: str = ""
+    ) -> list[int]:
         """Token ids of a text.
 
         add_bos        put BOS in front, unless `parse_special` already found one there: never two
         parse_special  read markers (`<|turn>`) as the tokens they name; otherwise they are characters like all others
+        fence          a character that is dropped once markers have been read: one inside a marker keeps it from being read
         """
         text = _clean(text)
         splitter = self._special_splitter if parse_special else self._plain_splitter
@@ -154,7 +162,8 @@ class Tokenizer:
             if k % 2:  # re.split with one group: text, marker, text, marker, ..., text
                 ids.append(self._split_ids[part])
             elif part:
-                ids += self._bpe.encode(part.replace(" ", SPACE), add_special_tokens=False).ids
+                plain = part.replace(fence, "") if fence else part
+                ids += self._bpe.encode(plain.replace(" ", SPACE), add_special_tokens=False).ids
         if add_bos and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
@@ -192,7 +201,7 @@ class StreamDecoder:
         return rest
 
 
-def _build_bpe(tokens: list[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:
+def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:
     """The `tokenizers` object.  Markers are left out of its vocabulary: no merge and no typed text can make one."""
     from tokenizers import Tokenizer as HFTokenizer  # here, so that `import refimpl.frontend` costs nothing
     from tokenizers import models
@@ -205,24 +214,38 @@ def _build_bpe(tokens: list[str], merges: Sequence[str], markers: set[str], unk:
             "tokenizer.ggml.tokens: neither all of <0x00> to <0xFF> nor an unknown token (tokenizer.ggml.unknown_token_id), "
             "so some text would have no tokens; convert the model again"
         )
+    pairs = _MergePairs(merges)
     try:
-        bpe = models.BPE(vocab=vocab, merges=list(_pairs(merges)), unk_token=unk, fuse_unk=True, byte_fallback=True)
-    except ValueError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(
-            f"tokenizer.ggml.merges: {' '.join(str(error).split())}; vocabulary and merges must come from one file"
-        ) from None
+        bpe = models.BPE(vocab=vocab, merges=pairs, unk_token=unk, fuse_unk=True, byte_fallback=True)
+    except Exception as error:  # the library raises bare Exception, and hides those of `pairs`
+        found = pairs.fault or f"tokenizer.ggml.merges: {' '.join(str(error).split())}"
+        raise ValueError(f"{found}; vocabulary and merges must come from one file: convert the model again") from None
     return HFTokenizer(bpe)
 
 
-def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Merges are written "left right"; a piece never holds a space (it is U+2581), so the first space parts them."""
-    for rank, merge in enumerate(merges):
-        left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            raise ValueError(f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with a space between")
-        yield left, right
+class _MergePairs(Sequence):
+    """The merges as pairs, made while the library reads them: as a list they would take 100 MB for a moment.
+
+    A merge is written "left right", and a space in a piece is U+2581, so the only space parts the two.
+    """
+
+    def __init__(self, merges: Sequence[str]):
+        self._merges = merges
+        self.fault = ""
+
+    def __len__(self) -> int:
+        return len(self._merges)
+
+    def __getitem__(self, rank: Any) -> Any:
+        return tuple(self._merges[rank].split(" "))
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        for rank, merge in enumerate(self._merges):
+            pair = tuple(merge.split(" "))
+            if len(pair) != 2:
+                self.fault = f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with one space between"
+                raise ValueError(self.fault)
+            yield pair
 
 
 def _splitter(texts: Iterable[str]) -> re.Pattern[str] | None:
