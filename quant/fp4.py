@@ -25,7 +25,7 @@ def half_e8m0(e):
 
 
 def _half_ue4m3_table():
-    """f32[256]: half the value of each unsigned E4M3 byte; bit 7 is ignored, and 0x7F, the NaN, counts as 0."""
+    """f32[256]: half the value of each unsigned E4M3 byte; bit 7 is ignored; 0x7F, the NaN, counts as 0."""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
     value = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))

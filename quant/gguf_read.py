@@ -61,6 +61,11 @@ _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
 
 
+def shown(name: str) -> str:
+    """A name from the file, quoted and short enough for a line."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
 class _Cursor:
     """A position in the header, and the only code that reads from it."""
 
@@ -173,7 +178,7 @@ def parse_part(buffer: Buffer, path: str) -> Part:
     tensors: dict[str, QTensor] = {}
     for info in infos:
         if info.name in tensors:
-            raise cursor.fault(f"tensor {info.name}", "two of this name", "one", MADE_WRONGLY)
+            raise cursor.fault(f"tensor {shown(info.name)}", "two of this name", "one", MADE_WRONGLY)
         begin = data_start + info.offset
         data = raw[begin : begin + info.nbytes].reshape(*info.shape[:-1], info.row_bytes)
         tensors[info.name] = QTensor(info.format, info.shape, data, info.name)
@@ -212,8 +217,10 @@ def _read_metadata(cursor: _Cursor, n_keys: int) -> Metadata:
         if not key:
             raise cursor.fault(f"byte {at}, key {k} of {n_keys}", "an empty key", "a name", MADE_WRONGLY)
         if key in values:
-            raise cursor.fault(f"byte {at}, key {key!r}", "it a second time", "each key once", MADE_WRONGLY)
-        kinds[key], values[key] = _read_value(cursor, f"key {key!r}")
+            raise cursor.fault(
+                f"byte {at}, key {shown(key)}", "it a second time", "each key once", MADE_WRONGLY
+            )
+        kinds[key], values[key] = _read_value(cursor, f"key {shown(key)}")
     return Metadata(values, kinds)
 
 
@@ -250,7 +257,7 @@ def _alignment(cursor: _Cursor, metadata: Metadata) -> int:
     value, kind = metadata[key], metadata.kind(key)
     if kind != "u32" or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
         expected = f"a u32 that is a power of two, 8 .. {MAX_ALIGNMENT}"
-        raise cursor.fault(f"key {key!r}", f"{str(value)[:40]} ({kind})", expected, MADE_WRONGLY)
+        raise cursor.fault(f"key {shown(key)}", f"{str(value)[:40]} ({kind})", expected, MADE_WRONGLY)
     return int(value)
 
 
@@ -272,7 +279,7 @@ def _read_tensor_info(cursor: _Cursor, t: int, n_tensors: int) -> _TensorInfo:
     name = cursor.text(MAX_NAME_BYTES, f"name of tensor {t} of {n_tensors}")
     if not name:
         raise cursor.fault(f"byte {at}, tensor {t} of {n_tensors}", "an empty name", "a name", MADE_WRONGLY)
-    place = f"tensor {name!r}"
+    place = f"tensor {shown(name)}"
     n_dims = cursor.u32(f"number of dims of {place}")
     if n_dims > 4:
         raise cursor.fault(f"byte {cursor.pos - 4}, {place}", f"{n_dims} dims", "at most 4", DOWNLOAD_AGAIN)
@@ -295,11 +302,11 @@ def _check_data_ranges(cursor: _Cursor, infos: list[_TensorInfo], data_start: in
     size = len(cursor.view)
     previous_end, previous = 0, ""
     for info in sorted(infos, key=lambda info: info.offset):
-        place = f"tensor {info.name!r} ({info.format.name} {list(info.shape)})"
+        place = f"tensor {shown(info.name)} ({info.format.name} {list(info.shape)})"
         if info.offset % alignment:
             raise cursor.fault(place, f"offset {info.offset}", f"a multiple of {alignment}", DOWNLOAD_AGAIN)
         if info.offset < previous_end:
-            got = f"offset {info.offset}, inside {previous!r}"
+            got = f"offset {info.offset}, inside {shown(previous)}"
             raise cursor.fault(place, got, f"{previous_end} or more", MADE_WRONGLY)
         previous_end, previous = info.offset + info.nbytes, info.name
         if data_start + previous_end > size:
@@ -358,7 +365,9 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     for part in parts:
         for name, tensor in part.tensors.items():
             if name in tensors:
-                raise ValueError(f"{part.path}: tensor {name!r} is also in an earlier part. {MADE_WRONGLY}")
+                raise ValueError(
+                    f"{part.path}: tensor {shown(name)} is also in an earlier part. {MADE_WRONGLY}"
+                )
             tensors[name] = tensor
     first = parts[0]
     nbytes = sum(part.nbytes for part in parts)
@@ -401,7 +410,7 @@ def _check_split(parts: list[Part]) -> None:
         for key, expected in (("split.count", count), ("split.no", no)):
             if (got := _split_number(part, key)) != expected:
                 raise ValueError(
-                    f"{part.path}: key {key!r}: got {got}, expected {expected}. "
+                    f"{part.path}: key {shown(key)}: got {got}, expected {expected}. "
                     "Parts of different models, or renamed ones? Download all parts again"
                 )
     if "split.tensors.count" in parts[0].metadata:
@@ -418,5 +427,5 @@ def _split_number(part: Part, key: str) -> int:
     value = part.metadata.get(key)
     if type(value) is not int or not 0 <= value < 100_000 or (key == "split.count" and value == 0):
         got = str(value)[:40]
-        raise ValueError(f"{part.path}: key {key!r}: got {got}, expected a whole number. {MADE_WRONGLY}")
+        raise ValueError(f"{part.path}: key {shown(key)}: got {got}, expected a whole number. {MADE_WRONGLY}")
     return value

@@ -1,11 +1,13 @@
 """Quantisation to Q2_K .. Q6_K: least squares per sub-block, then rounding of the scales themselves.
 
-Every sub-block is rounded at a few step sizes near the one that its range suggests; for each the best scale (and
-minimum) follows from least squares, and the smallest squared error wins.  The scales of a super-block are then
-rounded to their own few bits, and the values once more, to the scales as they will be read.
+Every sub-block is rounded at a few step sizes near the one that its range suggests; for each the best scale
+(and minimum) follows from least squares, and the smallest squared error wins.  The scales of a super-block
+are then rounded to their own few bits, and the values once more, to the scales as they will be read.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from quant.bits import pack_fields, reciprocal, write_f16
 # How far from the step that maps the range onto all levels the search goes, in levels.
 SIGNED_SEARCH = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
 AFFINE_SEARCH = np.linspace(-1.0, 1.0, 21, dtype=np.float32)
+
+# Rounding scale and minimum each to the nearest is not always best for the pair: their neighbours are tried.
+NEIGHBOURS = tuple(itertools.product((0, -1, 1), repeat=2))
 
 
 def _dot(a, b):
@@ -43,6 +48,13 @@ def _fit_signed(x, half: int):
     return best_scale
 
 
+def _round_affine(x, step, shift, top: int):
+    """Levels q of x ~ step*q - shift, and the squared error left: f32[..., w] -> u8[..., w], f32[...]."""
+    q = np.clip(np.rint((x + shift) * reciprocal(step)), 0, top)
+    residual = step * q - shift - x
+    return q.astype(np.uint8), np.einsum("...w,...w->...", residual, residual)
+
+
 def _fit_affine(x, top: int):
     """Scale s >= 0 and minimum m >= 0 of x ~ s*l - m, with l an integer in 0 .. top.
 
@@ -55,8 +67,9 @@ def _fit_affine(x, top: int):
     low = np.minimum(x.min(axis=1, keepdims=True), np.float32(0))
     per_range = reciprocal(x.max(axis=1, keepdims=True) - low)
     sum_x = x.sum(axis=1)
-    best_error = np.full(len(x), np.inf, np.float32)
-    best_scale, best_min = np.zeros(len(x), np.float32), -low[:, 0]
+    # To begin with, the line through the extremes: where all values are equal there is no other.
+    best_scale, best_min = (x.max(axis=1) - low[:, 0]) / np.float32(top), -low[:, 0]
+    _, best_error = _round_affine(x, best_scale[:, None], best_min[:, None], top)
     for delta in AFFINE_SEARCH:
         levels = np.clip(np.rint((x - low) * (per_range * (top + delta))), 0, top)
         sum_l, ll, xl = levels.sum(axis=1), _dot(levels, levels), _dot(x, levels)
@@ -81,17 +94,22 @@ def _as_f16(d):
 
 
 def _round_unsigned(values, top: int):
-    """Round non-negative values of a super-block to d * integer: f32[n, g] -> d f32[n], u8[n, g] in 0 .. top."""
-    peak = values.max(axis=1, keepdims=True)
-    codes = np.clip(np.rint(values * (top * reciprocal(peak))), 0, top).astype(np.uint8)
-    return peak[:, 0] / np.float32(top), codes
+    """Round numbers >= 0 of a super-block to d * integer, d being a float16.
+
+    Shapes:
+        values  f32[n, g]
+    Returns:
+        d f32[n], i16[n, g] in 0 .. top
+    """
+    d = _as_f16(values.max(axis=1) / np.float32(top))
+    return d, np.clip(np.rint(values * reciprocal(d)[:, None]), 0, top).astype(np.int16)
 
 
 def _round_signed(values, half: int):
-    """Round scales of either sign to d * integer: f32[n, g] -> d f32[n], i16[n, g] in -half .. half-1."""
-    peak = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)
-    codes = np.clip(np.rint(values * (-half * reciprocal(peak))), -half, half - 1).astype(np.int16)
-    return peak[:, 0] / np.float32(-half), codes
+    """The same for scales of either sign; the largest in magnitude becomes -half."""
+    peak = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)[:, 0]
+    d = _as_f16(peak / np.float32(-half))
+    return d, np.clip(np.rint(values * reciprocal(d)[:, None]), -half, half - 1).astype(np.int16)
 
 
 def _affine_blocks(x, group: int, top: int, scale_top: int):
@@ -105,12 +123,20 @@ def _affine_blocks(x, group: int, top: int, scale_top: int):
     n = x.shape[0]
     runs = x.reshape(n, -1, group)
     scale, minimum = _fit_affine(runs.reshape(-1, group), top)
-    d, sc = _round_unsigned(scale.reshape(n, -1), scale_top)
-    dmin, mn = _round_unsigned(minimum.reshape(n, -1), scale_top)
-    step = (_as_f16(d)[:, None] * sc)[:, :, None]
-    shift = (_as_f16(dmin)[:, None] * mn)[:, :, None]
-    q = np.clip(np.rint((runs + shift) * reciprocal(step)), 0, top).astype(np.uint8)
-    return d, dmin, sc, mn, q.reshape(n, 256)
+    d, near_sc = _round_unsigned(scale.reshape(n, -1), scale_top)
+    dmin, near_mn = _round_unsigned(minimum.reshape(n, -1), scale_top)
+    sc, mn, q = near_sc, near_mn, np.zeros(runs.shape, np.uint8)
+    error = np.full(near_sc.shape, np.inf, np.float32)
+    for sc_change, mn_change in NEIGHBOURS:
+        this_sc = np.clip(near_sc + sc_change, 0, scale_top)
+        this_mn = np.clip(near_mn + mn_change, 0, scale_top)
+        step, shift = (d[:, None] * this_sc)[:, :, None], (dmin[:, None] * this_mn)[:, :, None]
+        this_q, this_error = _round_affine(runs, step, shift, top)
+        better = this_error < error
+        error = np.where(better, this_error, error)
+        sc, mn = np.where(better, this_sc, sc), np.where(better, this_mn, mn)
+        q = np.where(better[:, :, None], this_q, q)
+    return d, dmin, sc.astype(np.uint8), mn.astype(np.uint8), q.reshape(n, 256)
 
 
 def _signed_blocks(x, half: int, scale_half: int):
@@ -122,7 +148,7 @@ def _signed_blocks(x, half: int, scale_half: int):
     n = x.shape[0]
     runs = x.reshape(n, 16, 16)
     d, sc = _round_signed(_fit_signed(runs.reshape(-1, 16), half).reshape(n, 16), scale_half)
-    step = (_as_f16(d)[:, None] * sc)[:, :, None]
+    step = (d[:, None] * sc)[:, :, None]
     q = np.clip(np.rint(runs * reciprocal(step)), -half, half - 1) + half
     return d, sc, q.astype(np.uint8).reshape(n, 256)
 

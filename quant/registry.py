@@ -65,8 +65,17 @@ def quantize(x, fmt: Format | str, name: str = ""):
         raise ValueError(
             f"{where}{x[bad]} at {bad} has no place in a {fmt.name} block; expected finite numbers"
         )
-    _convert(x, out, fmt.block_size, fmt.block_bytes, fmt.quantize_blocks)
+    with np.errstate(all="ignore"):
+        _convert(x, out, fmt.block_size, fmt.block_bytes, fmt.quantize_blocks)
+    _check_range(x, out, fmt, where)
     return out
+
+
+def _check_range(x, out, fmt: Format, where: str) -> None:
+    """A float16 scale ends at 65504: bigger values may have made it infinite."""
+    peak = float(np.abs(x).max(initial=0))
+    if fmt.block_size > 1 and peak > 65504 and not np.isfinite(dequantize(out, fmt)).all():
+        raise ValueError(f"{where}values up to {peak:.3g} overflow the scale of {fmt.name}. Use BF16 or F32")
 
 
 def _convert(source, target, source_width, target_width, function):
