@@ -1,0 +1,14 @@
+"""The fast engine: the reference's functions in compiled form, and what runs a model with them.
+
+    from fastpath.backend import ops_for
+    from fastpath.engine import Engine
+    from fastpath.generate import generate
+    from fastpath.load import load_model
+
+    model = load_model("model.gguf")
+    engine = Engine(model, ops_for("cpu"))
+    for token_id in generate(engine, model.tokenizer.encode("Hello", add_bos=True), max_tokens=20):
+        print(model.tokenizer.piece(token_id))
+
+Nothing is imported here, so that `twinpath --help` does not wait for the compiler.
+"""

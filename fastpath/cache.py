@@ -1,0 +1,91 @@
+"""Keys and values of the tokens seen so far: a ring for sliding layers, a growing line for global ones."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+STEP = 32  # attention sums in absolute steps of 32 positions; every cache length is a multiple of it
+FIRST_SLOTS = 256  # a fresh cache; it doubles when a longer sequence comes
+
+
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def layer_slots(window: int | None, slots: int, chunk: int) -> int:
+    """Slots one layer needs when the global layers hold `slots` positions.
+
+    A sliding layer keeps the `window - 1` keys before a chunk plus the chunk itself: keys are written before
+    they are read, so the oldest key of the chunk's first token must survive the writing of its last.
+    """
+    return slots if window is None else min(slots, round_up(window - 1 + chunk, STEP))
+
+
+def cache_bytes(config, n_seqs: int, capacity: int, chunk: int) -> int:
+    """Bytes of a cache grown to `capacity` positions; the one formula for estimates and allocation."""
+    slots = round_up(capacity, STEP)
+    return sum(
+        2 * 4 * n_seqs * layer_slots(layer.window, slots, chunk) * layer.n_kv_heads * layer.head_dim
+        for layer in config.layers
+        if layer.owns_kv
+    )
+
+
+class KVCache:
+    """One (keys, values) pair per layer that owns its keys; shared-KV layers read the pair of `kv_from`.
+
+        position p of lane r lives in slot  p % S  of  k[r], v[r]  :  f32[R, S, K, H]
+
+    S is the same formula for both kinds (`layer_slots`). A line never wraps because S covers every position;
+    a ring wraps only at its final size, so that growing is a copy of the front part for both.
+
+    Notes:
+        A lane needs no clearing before it is used again: a query at position p reads positions <= p only,
+        and a new sequence writes each of them first.
+    """
+
+    def __init__(self, config, n_seqs: int, capacity: int, chunk: int, *, dtype=np.float32):
+        assert capacity >= 1 and chunk >= 1 and n_seqs >= 1
+        self.config, self.n_seqs, self.chunk, self.dtype = config, n_seqs, chunk, np.dtype(dtype)
+        self.capacity = capacity
+        self.slots = min(FIRST_SLOTS, round_up(capacity, STEP))
+        self.n_growths = 0
+        self._pairs = {layer.index: self._allocate(layer) for layer in config.layers if layer.owns_kv}
+
+    def _allocate(self, layer) -> tuple[np.ndarray, np.ndarray]:
+        slots = layer_slots(layer.window, self.slots, self.chunk)
+        shape = (self.n_seqs, slots, layer.n_kv_heads, layer.head_dim)
+        return np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)  # zeros cost no memory until touched
+
+    def layer(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values of layer `index`, its own ones only; callers pass `kv_from`."""
+        return self._pairs[index]
+
+    def owners(self) -> Iterator[int]:
+        return iter(self._pairs)
+
+    def reserve(self, n_positions: int) -> None:
+        """Makes room for positions 0 .. n_positions - 1; doubles, so that growing costs O(1) per token."""
+        assert n_positions <= self.capacity, f"{n_positions} positions in a cache of {self.capacity}"
+        if n_positions <= self.slots:
+            return
+        slots = self.slots
+        while slots < n_positions:
+            slots *= 2
+        self.slots = min(slots, round_up(self.capacity, STEP))
+        self.n_growths += 1
+        for layer in self.config.layers:
+            if layer.owns_kv:
+                self._grow(layer)
+
+    def _grow(self, layer) -> None:
+        old_k, old_v = self._pairs[layer.index]
+        if layer_slots(layer.window, self.slots, self.chunk) == old_k.shape[1]:
+            return
+        k, v = self._allocate(layer)
+        k[:, : old_k.shape[1]], v[:, : old_v.shape[1]] = old_k, old_v
+        self._pairs[layer.index] = k, v
+
+    @property
+    def nbytes(self) -> int:
+        return sum(k.nbytes + v.nbytes for k, v in self._pairs.values())

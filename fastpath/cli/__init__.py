@@ -1,0 +1,1 @@
+"""The command line: `python -m fastpath.cli`, or `twinpath`. One file per family of subcommands."""

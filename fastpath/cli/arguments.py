@@ -1,0 +1,130 @@
+"""What the subcommands share: one-line errors, checked numbers, texts from files or standard input."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+PROG = "twinpath"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and exit status 2."""
+
+    def __init__(self, **options: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{PROG}: {message}. See: {self.prog} --help\n")
+
+
+def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number between two bounds."""
+    span = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum or (maximum is not None and value > maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {span}")
+        return value
+
+    return convert
+
+
+def real(minimum: float, maximum: float = math.inf, *, open_below: bool = False) -> Callable[[str], float]:
+    """An argparse type: a finite number between two bounds."""
+    low = f"above {minimum:g}" if open_below else f"of at least {minimum:g}"
+    span = f"{low} and at most {maximum:g}" if maximum < math.inf else low
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        inside = (minimum < value if open_below else minimum <= value) and value <= maximum
+        if not (inside and math.isfinite(value)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {span}")
+        return value
+
+    return convert
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="FILE", help="a Gemma 4 GGUF file (default: the embedded demo checkpoint)"
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument(
+        "--backend",
+        choices=["cpu", "ref"],
+        default="cpu",
+        help="cpu: compiled kernels; ref: the NumPy definitions under the same composition",
+    )
+    group.add_argument(
+        "--threads", type=whole(1, 1024), metavar="N", help="worker threads (default: one per core)"
+    )
+    group.add_argument(
+        "--activations",
+        choices=["int8", "float"],
+        default="int8",
+        help="how linear layers see their input: rounded to int8 per block, or float32",
+    )
+    group.add_argument(
+        "--context", type=whole(1), metavar="N", help="tokens a sequence may hold (default: the model's)"
+    )
+    group.add_argument(
+        "--chunk", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
+    )
+
+
+def model_path(given: str | None) -> Path:
+    """The file asked for, or the demo."""
+    from fastpath.load import DEMO
+
+    if given is None and not DEMO.exists():
+        raise ValueError(f"{DEMO}: the embedded demo checkpoint is missing. Give a model: --model FILE.")
+    return DEMO if given is None else Path(given)
+
+
+def token_ids(text: str) -> list[int]:
+    """An argparse type: ids with commas or spaces between them."""
+    try:
+        ids = [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        ids = []
+    if not ids:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a list of token ids like 2,105,9731")
+    return ids
+
+
+def read_text(source: str) -> str:
+    """The text of a file, or of standard input for "-"."""
+    try:
+        if source == "-":
+            if sys.stdin is None:
+                raise ValueError("standard input is closed. Use --prompt TEXT or --input FILE.")
+            return sys.stdin.buffer.read().decode("utf-8")
+        return Path(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        name = "standard input" if source == "-" else source
+        raise ValueError(f"{name}: byte {error.start} is not UTF-8 text. Save the text as UTF-8.") from error
+
+
+def read_json(source: str, what: str) -> Any:
+    try:
+        return json.loads(read_text(source))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{source}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        ) from error
+    except RecursionError as error:
+        raise ValueError(f"{source}: {what} are nested too deeply to be read.") from error

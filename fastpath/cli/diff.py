@@ -1,0 +1,81 @@
+"""`diff`: two traces against the error budget; the first name that is over is where to look."""
+
+import argparse
+
+from fastpath.error_budget import COLUMNS, markdown
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", nargs="?", metavar="A.npz", help="the trace that errors are measured against")
+    parser.add_argument(
+        "b", nargs="?", metavar="B.npz", help="the other one; of any engine that has llama.cpp's names"
+    )
+    parser.add_argument(
+        "--column",
+        choices=COLUMNS,
+        help="of the budget (default: that of both traces' activations if they agree, else 'different')",
+    )
+    parser.add_argument(
+        "--budget", action="store_true", help="print the budget as it stands in docs/numerics.md"
+    )
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """0: all within budget; 1: some name is over."""
+    if args.budget:
+        print(markdown())
+        return 0
+    if args.a is None or args.b is None:
+        raise ValueError(
+            "diff needs two traces: twinpath diff A.npz B.npz (made by: twinpath trace --out FILE.npz)."
+        )
+    from fastpath.trace import column_for, compare, load_trace
+
+    a, b = load_trace(args.a), load_trace(args.b)
+    column = args.column or column_for(a, b)
+    differences = compare(a, b, column)
+    if not differences:
+        raise ValueError(
+            f"{args.a} and {args.b} have no name in common. Names are llama.cpp's: inp_scaled, Qcur-0, ..."
+        )
+    print(f"A {_describe(args.a, a)}\nB {_describe(args.b, b)}\nbudget column: {column}\n")
+    _print_table(differences)
+    _print_missing(a, b)
+    _warn_if_unlike(a, b)
+    over = [d for d in differences if d.is_over]
+    if over:
+        print(f"\nOVER: {len(over)} of {len(differences)} names; the first in computation is {over[0].name}")
+        return 1
+    print(f"\nwithin budget: all {len(differences)} names")
+    return 0
+
+
+def _describe(path: str, trace) -> str:
+    meta = trace.meta
+    if not meta:
+        return f"{path}: {len(trace.arrays)} names, no metadata (another engine)"
+    said = ", ".join(str(meta[key]) for key in ("engine", "model", "backend", "activations") if key in meta)
+    return f"{path}: {len(trace.arrays)} names, {said}"
+
+
+def _print_table(differences) -> None:
+    print(f"{'name':28}{'max abs':>12}{'normalised':>12}{'budget':>10}  verdict")
+    for d in differences:
+        budget = "-" if d.limit is None else f"{d.limit:.1e}"
+        verdict = d.note or ("OVER" if d.is_over else "no budget" if d.limit is None else "ok")
+        print(f"{d.name:28}{d.max_abs:12.3e}{d.normalised:12.3e}{budget:>10}  {verdict}")
+
+
+def _print_missing(a, b) -> None:
+    for label, names in (("A", a.arrays.keys() - b.arrays.keys()), ("B", b.arrays.keys() - a.arrays.keys())):
+        if names:
+            shown = sorted(names)
+            more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
+            print(f"only in {label}: {', '.join(shown[:12])}{more}")
+
+
+def _warn_if_unlike(a, b) -> None:
+    for key in ("tokens", "model_sha256_first_mb", "model_bytes"):
+        if key in a.meta and key in b.meta and a.meta[key] != b.meta[key]:
+            print(f"note: the traces are of different {'prompts' if key == 'tokens' else 'model files'}")
+            return

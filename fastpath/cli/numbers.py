@@ -1,0 +1,95 @@
+"""`logits` and `trace`: the model's numbers in files, for comparing engines."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastpath.cli import arguments
+
+LOGITS_BYTES = 1 << 28  # most bytes of logits at a time: with 262,144 tokens, 256 rows
+
+
+def _add_tokens(parser: argparse.ArgumentParser, suffix: str) -> None:
+    arguments.add_model(parser)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--tokens", type=arguments.token_ids, metavar="2,105,...", help="the ids, as they are"
+    )
+    source.add_argument("--prompt", metavar="TEXT", help="a text, inside the chat template")
+    parser.add_argument(
+        "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
+    )
+    parser.add_argument("--out", required=True, metavar=f"FILE{suffix}", help="where to write")
+    arguments.add_engine(parser)
+
+
+def add_logits(parser: argparse.ArgumentParser) -> None:
+    _add_tokens(parser, ".npy")
+
+
+def run_logits(args: argparse.Namespace) -> int:
+    """float32 [T, V], written chunk by chunk: memory does not grow with T."""
+    import numpy as np
+
+    engine, ids = _engine_and_ids(args)
+    V = engine.model.config.vocab_size
+    with open(args.out, "wb") as out:
+        np.lib.format.write_array_header_1_0(
+            out, {"descr": "<f4", "fortran_order": False, "shape": (len(ids), V)}
+        )
+        for start in range(0, len(ids), engine.chunk):
+            logits = engine.extend([(0, ids[start : start + engine.chunk])], "all")
+            out.write(np.ascontiguousarray(logits, "<f4").tobytes())
+    print(f"{args.out}: float32 [{len(ids)}, {V}]")
+    return 0
+
+
+def add_trace(parser: argparse.ArgumentParser) -> None:
+    _add_tokens(parser, ".npz")
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    from fastpath.trace import TraceFile, record, save_trace
+
+    engine, ids = _engine_and_ids(args)
+    Path(args.out).open("ab").close()  # before the work, not after it: can this be written?
+    arrays = record(engine, ids)
+    save_trace(args.out, TraceFile(arrays, _meta(args, engine, ids)))
+    print(f"{args.out}: {len(arrays)} arrays of {len(ids)} tokens")
+    return 0
+
+
+def _engine_and_ids(args: argparse.Namespace):
+    from fastpath.cli.setup import open_engine, open_model, prompt_ids
+
+    model, _ = open_model(args)
+    ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, raw=args.raw)
+    model.check_ids(ids)
+    engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
+    if len(ids) > engine.context_len:
+        raise ValueError(f"{len(ids)} tokens, but the context holds {engine.context_len}. Give fewer tokens.")
+    return engine, ids
+
+
+def _meta(args: argparse.Namespace, engine, ids: list[int]) -> dict[str, Any]:
+    file = engine.model.file
+    return {
+        "engine": "twinpath",
+        "backend": args.backend,
+        "activations": args.activations,
+        "dtype": str(engine.cache.dtype),
+        "model": engine.model.path.name,
+        "model_bytes": file.nbytes,
+        "model_sha256_first_mb": _head_digest(engine.model.path),
+        "architecture": engine.model.config.architecture,
+        "chunk": engine.chunk,
+        "tokens": list(ids),
+    }
+
+
+def _head_digest(path: Path) -> str:
+    """Of the first megabyte: enough to tell two models apart, without reading 16 GB."""
+    import hashlib
+
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read(1 << 20)).hexdigest()

@@ -1,0 +1,77 @@
+"""Inference: a prompt in, an answer that streams to standard output."""
+
+import argparse
+
+from fastpath.cli import arguments
+from fastpath.cli.arguments import real, whole
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    arguments.add_model(parser)
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to ask")
+    prompt.add_argument("--input", metavar="FILE", help="a UTF-8 file that holds the prompt")
+    prompt.add_argument(
+        "stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from standard input"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="a system message in front")
+    parser.add_argument(
+        "--think", action="store_true", help="let the model think first, and show its thought"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
+    )
+    parser.add_argument("--max-tokens", type=whole(1), default=100, metavar="N", help="(default: 100)")
+    parser.add_argument(
+        "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end at any of these texts"
+    )
+    parser.add_argument(
+        "--stats", action="store_true", help="print times, rates and memory to stderr at the end"
+    )
+    _add_sampling(parser)
+    arguments.add_engine(parser)
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling (greedy unless a temperature is given)")
+    group.add_argument(
+        "--temperature", type=real(0), default=0.0, metavar="X", help="0 takes the likeliest token"
+    )
+    group.add_argument("--top-k", type=whole(0), default=0, metavar="N", help="only the N likeliest; 0: all")
+    group.add_argument(
+        "--top-p",
+        type=real(0, 1, open_below=True),
+        default=1.0,
+        metavar="X",
+        help="only the likeliest that together reach X",
+    )
+    group.add_argument(
+        "--min-p", type=real(0, 1), default=0.0, metavar="X", help="only those above X times the best"
+    )
+    group.add_argument("--repeat-penalty", type=real(0, open_below=True), default=1.0, metavar="X")
+    group.add_argument("--presence-penalty", type=real(-100), default=0.0, metavar="X")
+    group.add_argument("--frequency-penalty", type=real(-100), default=0.0, metavar="X")
+    group.add_argument(
+        "--seed",
+        type=whole(0, 2**64 - 1),
+        default=0,
+        metavar="N",
+        help="the draw depends on this and the position only",
+    )
+
+
+def run_run(args: argparse.Namespace) -> int:
+    text = _prompt_text(args)
+    from fastpath.cli.answer import answer  # numpy and the compiler: only now that the arguments are right
+
+    return answer(args, text)
+
+
+def _prompt_text(args: argparse.Namespace) -> str:
+    if args.prompt is not None:
+        return args.prompt
+    if args.input is not None or args.stdin is not None:
+        return arguments.read_text(args.input or args.stdin)
+    raise ValueError(
+        f"no prompt. Use --prompt TEXT, --input FILE, or - for standard input. See: {arguments.PROG} --help"
+    )

@@ -1,0 +1,42 @@
+"""From parsed arguments to a model and an engine, with first-run progress."""
+
+import sys
+import time
+
+from fastpath.backend import ops_for
+from fastpath.cli.arguments import model_path
+from fastpath.engine import Engine
+from fastpath.load import Model, load_model
+
+
+def open_model(args) -> tuple[Model, float]:
+    """The model and the seconds it took to open."""
+    begin = time.perf_counter()
+    model = load_model(model_path(args.model))
+    return model, time.perf_counter() - begin
+
+
+def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
+    """An engine as the engine options say. max_chunk bounds a chunk that the user left open."""
+    ops = ops_for(args.backend)
+    chunk = args.chunk or max_chunk
+    return Engine(model, ops, context_len=args.context, chunk=chunk, activations=args.activations)
+
+
+def prompt_ids(
+    model: Model, text: str, *, raw: bool = False, system: str | None = None, thinking: bool = False
+) -> list[int]:
+    """A text as the ids that the model expects: inside its chat template, or raw after exactly one BOS."""
+    if not text.strip():
+        raise ValueError(
+            "the prompt is empty. Give some text with --prompt, --input or on standard input."
+        )
+    if raw:
+        return model.tokenizer.encode(text, add_bos=True, parse_special=True)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
+    return model.template.render_ids(model.tokenizer, messages, thinking=thinking)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,193 @@
+"""The engine: sequences that grow by chunks, on one cache, through one forward call.
+
+Its specification is one sentence: how a sequence is cut into calls, what it is batched with and how many
+threads run never changes a byte of its logits.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fastpath.cache import KVCache, cache_bytes
+from fastpath.model.text import forward
+from refimpl.batch import Batch, make_batch
+
+Progress = Callable[[int, int], None]
+
+
+class NotFiniteError(ValueError):
+    """The model produced NaN or infinity; the message names the first place."""
+
+
+def default_chunk(config) -> int:
+    """Prompt tokens per call: enough for the matrix kernels, at least twice the window, bounded in memory."""
+    window = max((layer.window or 0 for layer in config.layers), default=0)
+    return min(2048, max(2 * window, 1024))
+
+
+class Engine:
+    """`n_seqs` lanes, each a sequence of tokens whose keys and values are in the cache.
+
+    context_len  tokens a sequence may hold; None = what the model was made for
+    chunk        most tokens of one sequence per call; None = `default_chunk`
+    activations  "int8" | "float"
+    dtype        of the cache; float64 makes the reference's table exact (no other table knows it)
+    """
+
+    def __init__(
+        self,
+        model,
+        ops,
+        *,
+        context_len: int | None = None,
+        chunk: int | None = None,
+        n_seqs: int = 1,
+        activations: str = "int8",
+        dtype=np.float32,
+    ):
+        self.model, self.ops, self.activations = model, ops, activations
+        self.context_len = context_len or model.config.context_len
+        self.chunk = min(chunk or default_chunk(model.config), self.context_len)
+        if self.context_len > model.config.context_len:
+            raise ValueError(
+                f"context of {self.context_len} tokens asked for, but the model was made for "
+                f"{model.config.context_len}. Ask for at most that."
+            )
+        self.cache = KVCache(model.config, n_seqs, self.context_len, self.chunk, dtype=dtype)
+        self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
+
+    def forward(self, batch: Batch, trace=None) -> np.ndarray:
+        """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
+        return forward(
+            self.ops,
+            self.model.config,
+            self.model.weights,
+            self.cache,
+            batch,
+            activations=self.activations,
+            trace=trace,
+        )
+
+    def extend(
+        self, pieces: Sequence[tuple[int, Sequence[int]]], rows: str = "last", trace=None
+    ) -> np.ndarray:
+        """One call that appends ids to lanes.
+
+        Shapes:
+            pieces  (lane, ids), at most `chunk` ids each, every lane at most once
+            rows    "last" | "all" | "none": whose logits are wanted, for each piece
+        Returns:
+            f32[M, V] in the order of the pieces
+        """
+        for lane, ids in pieces:
+            self._check_room(lane, len(ids))
+            self.model.check_ids(ids)
+            assert 0 < len(ids) <= self.chunk, f"{len(ids)} ids in a call, chunk is {self.chunk}"
+        batch = make_batch([(lane, len(self.tokens[lane]), list(ids), rows) for lane, ids in pieces])
+        logits = self.forward(batch, trace)
+        for lane, ids in pieces:
+            self.tokens[lane].extend(int(i) for i in ids)
+        self._check_finite(logits, batch.seq_ids[batch.logit_rows])
+        return logits
+
+    def prefill(self, ids: Sequence[int], *, lane: int = 0, progress: Progress | None = None) -> np.ndarray:
+        """Appends a prompt to a lane, chunk by chunk; f32[V], the logits after its last token.
+
+        progress(done, total) is called after each chunk; an exception from it ends the prefill there.
+        """
+        if len(ids) == 0:
+            raise ValueError("the prompt has no tokens. Give at least one.")
+        self._check_room(lane, len(ids))
+        self.cache.reserve(len(self.tokens[lane]) + len(ids))
+        starts = range(0, len(ids), self.chunk)
+        for start in starts:
+            piece = ids[start : start + self.chunk]
+            logits = self.extend([(lane, piece)], "last" if start == starts[-1] else "none")
+            if progress is not None:
+                progress(start + len(piece), len(ids))
+        return logits[0]
+
+    def decode(self, token_id: int, *, lane: int = 0) -> np.ndarray:
+        """Appends one token; f32[V]."""
+        return self.extend([(lane, [token_id])])[0]
+
+    def reset(self, lane: int = 0) -> None:
+        """Forgets a lane's tokens. The cache needs no clearing: see KVCache."""
+        self.tokens[lane] = []
+
+    def length(self, lane: int = 0) -> int:
+        return len(self.tokens[lane])
+
+    def room(self, lane: int = 0) -> int:
+        """Tokens that still fit."""
+        return self.context_len - len(self.tokens[lane])
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.cache.nbytes
+
+    @property
+    def max_cache_bytes(self) -> int:
+        """What the cache will hold when a sequence fills the context."""
+        return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk)
+
+    def _check_room(self, lane: int, n: int) -> None:
+        if n > self.room(lane):
+            held = f", of which {self.length(lane)} are taken" if self.tokens[lane] else ""
+            raise ValueError(
+                f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
+                f"Shorten it, or ask for a longer context (the model allows {self.model.config.context_len})."
+            )
+
+    def _check_finite(self, logits: np.ndarray, lanes: np.ndarray) -> None:
+        """lanes i32[M]: whose row is whose. Maximum and minimum pass NaN on, cheaper than a look at each."""
+        if logits.size == 0 or (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+            return
+        row = int(np.argmin(np.isfinite(logits).all(axis=1)))
+        raise NotFiniteError(self._first_not_finite(int(lanes[row])))
+
+    def _first_not_finite(self, lane: int) -> str:
+        """Runs the lane's tokens once more, watched, and says where NaN or infinity first appears."""
+        fresh = KVCache(self.model.config, 1, self.context_len, self.chunk, dtype=self.cache.dtype)
+        ids = self.tokens[lane]
+        for start in range(0, len(ids), self.chunk):
+            batch = make_batch([(0, start, ids[start : start + self.chunk], "all")])
+            try:
+                forward(
+                    self.ops,
+                    self.model.config,
+                    self.model.weights,
+                    fresh,
+                    batch,
+                    activations=self.activations,
+                    trace=_StopAtNotFinite(batch.positions),
+                )
+            except _FoundNotFinite as found:
+                return str(found)
+        return (
+            "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"
+        )
+
+
+class _FoundNotFinite(Exception):
+    pass
+
+
+class _StopAtNotFinite:
+    """A trace that ends the forward call at the first value that is no number."""
+
+    def __init__(self, positions: np.ndarray):
+        self.positions = positions
+
+    def __call__(self, name: str, array: np.ndarray) -> None:
+        rows = array.reshape(len(array), -1)
+        finite = np.isfinite(rows).all(axis=1)
+        if finite.all():
+            return
+        row = int(np.argmin(finite))
+        where, _, layer = name.partition("-")
+        place = f"layer {layer}, {where}" if layer else where
+        raise _FoundNotFinite(
+            f"{place}: NaN or infinity at position {self.positions[row]}, the first in the order of "
+            "computation. The weights that it multiplies by are damaged: download the model again."
+        )

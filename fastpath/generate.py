@@ -1,0 +1,125 @@
+"""Tokens one after the other, and the text-level stop: what turns logits into an answer."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from refimpl.frontend.sampling import SamplingParams, sample
+
+from fastpath.engine import Engine
+
+
+@dataclass
+class Generation:
+    """The ids of an answer, made while they are read. `reason` is known when they end: "stop" or "length"."""
+
+    engine: Engine
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int]
+    suppress: tuple[int, ...]
+    lane: int = 0
+    progress: Callable[[int, int], None] | None = None
+    reason: str | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    n_decoded: int = 0
+    history: list[int] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[int]:
+        begin = time.perf_counter()
+        logits = self.engine.prefill(self.prompt_ids, lane=self.lane, progress=self.progress)
+        self.prefill_s = time.perf_counter() - begin
+        self.history = self.engine.tokens[self.lane].copy()
+        self.reason = "length"
+        for n in range(self.max_tokens):
+            if n > 0:
+                if self.engine.room(self.lane) == 0:
+                    return
+                begin = time.perf_counter()
+                logits = self.engine.decode(self.history[-1], lane=self.lane)
+                self.decode_s += time.perf_counter() - begin
+                self.n_decoded += 1
+            token_id = self._sample(logits)
+            if token_id in self.stop_ids:
+                self.reason = "stop"
+                return
+            self.history.append(token_id)
+            yield token_id
+
+    def _sample(self, logits: np.ndarray) -> int:
+        history = np.asarray(self.history, np.int32)
+        return sample(logits, self.params, history, len(self.history), self.suppress)
+
+
+def generate(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    params: SamplingParams | None = None,
+    max_tokens: int = 100,
+    *,
+    lane: int = 0,
+    stop_ids: Iterable[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Generation:
+    """An answer to a prompt that is appended to what the lane holds.
+
+    stop_ids   ids that end the answer and are not part of it; None = the model's end-of-generation tokens
+    progress   (done, total) prompt tokens, after each chunk
+
+    The draw of a token depends on (seed, position) only: see frontend/sampling.py.
+    """
+    tokenizer = engine.model.tokenizer
+    ends = tokenizer.eog_ids if stop_ids is None else frozenset(stop_ids)
+    return Generation(
+        engine,
+        prompt_ids,
+        params or SamplingParams(),
+        max_tokens,
+        ends,
+        tokenizer.suppress_ids,
+        lane,
+        progress,
+    )
+
+
+class StopStrings:
+    """Ends a stream of text at the first of some strings, and withholds no more than it must.
+
+    Text is held back only while it could still become a stop string: the longest end of it that is a proper
+    prefix of one. Of several stop strings the one that is complete first counts, however the text is cut.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        if not all(stops):
+            raise ValueError("a stop string is empty, which would end every answer at once. Leave it out.")
+        self.stops = tuple(stops)
+        self.is_over = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The part of the stream that is certain now; nothing once a stop string was met."""
+        if self.is_over:
+            return ""
+        text = self._held + text
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_over, self._held = True, ""
+            return text[: min(found)[1]]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, when the stream ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        longest = max((len(stop) for stop in self.stops), default=1) - 1
+        for n in range(min(longest, len(text)), 0, -1):
+            if any(len(stop) > n and stop.startswith(text[-n:]) for stop in self.stops):
+                return n
+        return 0

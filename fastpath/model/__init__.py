@@ -1,0 +1,1 @@
+"""Compositions of ops: one forward call over whichever op table it is given."""

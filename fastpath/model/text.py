@@ -1,0 +1,79 @@
+"""The text model over an op table: token ids in, logits of the wanted rows out."""
+
+import numpy as np
+
+from fastpath.model.block import Pass, Trace, block, ignore
+
+
+def forward(ops, config, weights, cache, batch, *, activations: str = "int8", trace: Trace | None = None):
+    """One call for a prompt, a chunk, a decoded token, or several sequences of any of these.
+
+    Shapes:
+        batch    T tokens, each with its position and its cache lane; M rows whose logits are wanted
+        trace    called with every intermediate, all rows, in the order of computation
+    Returns:
+        f[M, V] logits, soft-capped
+
+    Notes:
+        The last layers of the small models write no keys, so nobody reads their output but the head: without
+        a trace they run on the wanted rows only. No row's bytes depend on another row: no logit changes.
+    """
+    cache.reserve(int(batch.positions.max()) + 1)
+    run = Pass(ops, config.rms_eps, activations, trace or ignore, batch.positions, batch.seq_ids)
+    rows = batch.logit_rows
+    number = cache.dtype.type  # the precision of the whole call: an embedding takes that of its factor
+    x = ops.embed(weights.token_embd, batch.token_ids, number(config.embed_scale))
+    run.trace("inp_scaled", x)
+    per_layer = _per_layer_inputs(run, config, weights, batch.token_ids, x)
+    last_owner = max(layer.index for layer in config.layers if layer.owns_kv)
+    ropes: dict[int, tuple] = {}
+
+    for layer, w in zip(config.layers, weights.layers, strict=True):
+        if trace is None and layer.index == last_owner + 1 and len(rows) < len(x):
+            run, x, per_layer, ropes = _only_rows(run, x, per_layer, rows)
+            rows = np.arange(len(x))
+        if len(x) == 0:
+            break
+        if id(layer.rope) not in ropes:
+            ropes[id(layer.rope)] = ops.rope_table(run.positions, layer.rope.inv_freq)
+        mine = None if per_layer is None else per_layer[layer.index]
+        x = block(run, layer, w, cache.layer(layer.kv_from), ropes[id(layer.rope)], mine, x)
+    return _head(run, config, weights, x[rows])
+
+
+def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
+    """f[L, T, P]: for every layer, its row of the per-layer table plus a projection of the embedding."""
+    P, L, T = config.per_layer_dim, config.n_layers, len(token_ids)
+    if P == 0:
+        return None
+    ops = run.ops
+    factor = x.dtype.type(config.per_layer_embed_scale)
+    looked_up = ops.embed(weights.per_layer_token_embd, token_ids, factor).reshape(T, L, P)
+    run.trace("inp_per_layer_selected", looked_up)
+    projected = ops.scale(run.linear(x, weights.per_layer_model_proj), config.model_dim**-0.5).reshape(
+        T, L, P
+    )
+    projected = run.norm(projected, weights.per_layer_proj_norm)
+    run.trace("per_layer_proj", projected)
+    both = ops.scale(ops.add(projected, looked_up), 2**-0.5)
+    run.trace("inp_per_layer", both)
+    return np.ascontiguousarray(both.transpose(1, 0, 2))
+
+
+def _only_rows(run: Pass, x, per_layer, rows):
+    """The same pass with the tokens of `rows` only."""
+    cut = Pass(run.ops, run.eps, run.activations, run.trace, run.positions[rows], run.seq_ids[rows])
+    return cut, x[rows], None if per_layer is None else np.ascontiguousarray(per_layer[:, rows]), {}
+
+
+def _head(run: Pass, config, weights, x):
+    """f[M, D] -> f[M, V]: only these rows meet the vocabulary."""
+    if len(x) == 0:
+        return np.empty((0, config.vocab_size), x.dtype)
+    x = run.norm(x, weights.output_norm)
+    run.trace("result_norm", x)
+    logits = run.linear(x, weights.output)
+    if config.softcap is not None:
+        logits = run.ops.softcap(logits, config.softcap)
+    run.trace("result_output", logits)
+    return logits

@@ -1,0 +1,123 @@
+"""Traces: every named intermediate of a forward call, recorded, kept in an .npz file, compared name by name.
+
+Rows are tokens, in order. A trace of another engine needs the same names and nothing else: [T, N, H] and
+[T, N*H] are taken as the same, metadata may be missing.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastpath.error_budget import limit_of, order_of
+
+META = "__meta__"  # the npz entry with the metadata, JSON text; no callback is called so
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """arrays: name -> [T, ...]; meta: backend, activations, model, tokens, ... (empty from other engines)"""
+
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """A trace hook that keeps a float32 copy of everything; rows of several calls are joined."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[np.ndarray]] = {}
+
+    def __call__(self, name: str, array: np.ndarray) -> None:
+        self._pieces.setdefault(name, []).append(np.array(array, np.float32))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: np.concatenate(pieces) for name, pieces in self._pieces.items()}
+
+
+def record(engine, ids: Sequence[int]) -> dict[str, np.ndarray]:
+    """All intermediates of a sequence, in chunks of the engine's size."""
+    recorder = Recorder()
+    for start in range(0, len(ids), engine.chunk):
+        engine.extend([(0, ids[start : start + engine.chunk])], "all", trace=recorder)
+    return recorder.arrays()
+
+
+def save_trace(path: str | Path, trace: TraceFile) -> None:
+    """Writes to exactly this path (np.savez alone would append a suffix)."""
+    with open(path, "wb") as out:
+        np.savez(out, allow_pickle=False, **{META: np.array(json.dumps(trace.meta))}, **trace.arrays)
+
+
+def load_trace(path: str | Path) -> TraceFile:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
+            if not isinstance(npz, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one array, not named ones")
+            arrays = {name: npz[name] for name in npz.files}
+        meta = json.loads(str(arrays.pop(META))) if META in arrays else {}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        raise ValueError(
+            f"{path}: not a trace ({error}). Make one with: twinpath trace --out FILE.npz"
+        ) from error
+    if not arrays:
+        raise ValueError(f"{path}: a trace without arrays. Make one with: twinpath trace --out FILE.npz")
+    return TraceFile(arrays, meta if isinstance(meta, dict) else {})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One name of two traces.
+
+    max_abs     largest |a - b|
+    normalised  RMS(a - b) / RMS(a); what the budget bounds
+    limit       the budget, None where the name has none
+    note        why the numbers are missing, if they are
+    """
+
+    name: str
+    max_abs: float
+    normalised: float
+    limit: float | None
+    note: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        if self.note:
+            return True
+        return self.limit is not None and not self.normalised <= self.limit  # NaN is over
+
+
+def compare(a: TraceFile, b: TraceFile, column: str) -> list[Difference]:
+    """The names both traces have, in the order of computation, against one column of the error budget."""
+    shared = sorted(a.arrays.keys() & b.arrays.keys(), key=order_of)
+    return [_difference(name, a.arrays[name], b.arrays[name], column) for name in shared]
+
+
+def _difference(name: str, a: np.ndarray, b: np.ndarray, column: str) -> Difference:
+    limit = limit_of(name, column)
+    if a.ndim == 0 or b.ndim == 0 or a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return Difference(
+            name, np.nan, np.nan, limit, f"no numbers: {a.dtype}{list(a.shape)}, {b.dtype}{list(b.shape)}"
+        )
+    if len(a) != len(b) or a.size != b.size:
+        return Difference(name, np.nan, np.nan, limit, f"shapes differ: {list(a.shape)}, {list(b.shape)}")
+    if a.size == 0:
+        return Difference(name, 0.0, 0.0, limit)
+    x, y = (array.reshape(len(array), -1).astype(np.float64) for array in (a, b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.abs(x - y)
+        size, error = np.sqrt(np.mean(x * x)), np.sqrt(np.mean(delta * delta))
+    normalised = error / size if size > 0 else (0.0 if error == 0 else np.inf)
+    return Difference(name, float(delta.max()), float(normalised), limit)
+
+
+def column_for(a: TraceFile, b: TraceFile) -> str:
+    """The budget's column for two traces: same arithmetic if both say so, otherwise the wide one."""
+    kinds = {a.meta.get("activations"), b.meta.get("activations")}
+    return kinds.pop() if kinds in ({"int8"}, {"float"}) else "different"
