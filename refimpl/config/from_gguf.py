@@ -119,7 +119,7 @@ class _Builder:
         if tokens is not None and len(tokens) > table.shape[0]:
             raise ValueError(
                 f"{self.file.path}: {table.name}: {table.shape[0]} rows, expected at least "
-                f"{len(tokens)}, one per token of tokenizer.ggml.tokens. Are weights and vocabulary of one model? Convert again"
+                f"{len(tokens)}, one per token of tokenizer.ggml.tokens. Convert the model again"
             )
         return int(table.shape[0])
 

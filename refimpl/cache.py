@@ -1,0 +1,63 @@
+"""KVCache: the keys and values of all tokens that later tokens can still see."""
+
+import math
+
+import numpy as np
+
+
+class KVCache:
+    """Keys and values, f[R, S, K, H] per layer that has its own, for R sequences.
+
+    Layers that share keys have no storage: `layer(kv_from)` is that of their donor.
+
+    A global layer has a slot for every position.  A sliding layer never looks back further than its window W,
+    so its slots are a ring: position p is in slot p mod S.  S must hold what the *first* token of a call
+    still sees after the
+    *last* one was written, W - 1 + chunk positions.  With a window of 512, 4/5 of E2B's layers need the
+    memory of a short conversation, however long it gets.
+
+    Shapes:
+        n_seqs    R, sequences kept apart ("lanes")
+        capacity  positions that a sequence may have
+        chunk     most tokens of one sequence in one call
+        dtype     float32 or float64: the precision of every call on this cache
+        ring      False: sliding layers keep every position as well; nothing else changes
+    """
+
+    def __init__(self, config, n_seqs, capacity, chunk, dtype=np.float32, *, ring=True):
+        self.n_seqs, self.capacity, self.chunk = n_seqs, capacity, chunk
+        self.dtype = np.dtype(dtype)
+        self._layers = {}
+        for layer in config.layers:
+            if layer.owns_kv:
+                n_slots = capacity
+                if ring and layer.window is not None:
+                    n_slots = min(capacity, 32 * math.ceil((layer.window - 1 + chunk) / 32))
+                shape = (n_seqs, n_slots, layer.n_kv_heads, layer.head_dim)
+                self._layers[layer.index] = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+
+    def layer(self, i):
+        """(k, v) of a layer that has its own."""
+        return self._layers[i]
+
+    @property
+    def nbytes(self):
+        return sum(k.nbytes + v.nbytes for k, v in self._layers.values())
+
+    def check(self, batch):
+        """Refuse a batch that this cache cannot hold."""
+        if batch.positions.max() >= self.capacity:
+            raise ValueError(
+                f"batch: position {batch.positions.max()}, expected at most {self.capacity - 1}. "
+                "The context is full: shorten the prompt or give the cache a larger capacity"
+            )
+        if batch.seq_ids.min() < 0 or batch.seq_ids.max() >= self.n_seqs:
+            raise ValueError(
+                f"batch: lanes {sorted(set(batch.seq_ids.tolist()))}, expected 0 .. {self.n_seqs - 1}"
+            )
+        longest = np.bincount(batch.seq_ids).max()
+        if longest > self.chunk:
+            raise ValueError(
+                f"batch: {longest} tokens of one sequence, expected at most {self.chunk}. "
+                "Split it in chunks of that size"
+            )
