@@ -1,0 +1,37 @@
+"""The op table on the CPU: the reference's functions, compiled by Numba, on weights as they lie in the file.
+
+Same names and parameters as refimpl.ops, and a keyword `out=` for the result.  Arrays are float32.  What is
+computed is defined there; the files here say how.  Laws that the tests hold:
+
+    the bytes of a row depend on that row alone: not on the batch, the chunk, the cache's shape or the threads
+    integer dot products equal their definition in every bit
+
+How a kernel is made: simd.py (vector values), kernel.py (range functions), threads.py (who computes what).
+`warm.compile_plan` lists the kernels that a model needs; they are compiled once and kept (kernel_cache.py).
+"""
+
+from fastpath.cpu.activation import geglu, softcap
+from fastpath.cpu.attention import attention, write_kv
+from fastpath.cpu.elementwise import add, scale
+from fastpath.cpu.embedding import embed
+from fastpath.cpu.linear import expert_linear, linear
+from fastpath.cpu.moe import expert_sum, route
+from fastpath.cpu.norm import rms_norm
+from fastpath.cpu.rotary import rope, rope_table
+
+__all__ = [
+    "add",
+    "attention",
+    "embed",
+    "expert_linear",
+    "expert_sum",
+    "geglu",
+    "linear",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "route",
+    "scale",
+    "softcap",
+    "write_kv",
+]

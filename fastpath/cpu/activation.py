@@ -1,0 +1,81 @@
+"""GELU with a gate, and the soft cap.        definition: refimpl/ops/activation.py
+
+    work item   1,024 values
+    arithmetic  gelu(z) = z / (1 + exp(-2y)), which is z/2 * (1 + tanh(y)) without its cancellation for z < 0
+"""
+
+import numba
+
+from fastpath.cpu import threads
+from fastpath.cpu.buffers import address, floats, output, shaped, words
+from fastpath.cpu.kernel import f32_word, helper, kernel
+from fastpath.cpu.simd import (
+    add_f32,
+    div_f32,
+    fma_f32,
+    ld_f32,
+    ld_i64,
+    load_f32,
+    load_first_f32,
+    mul_f32,
+    splat_f32,
+    store_f32,
+    store_first_f32,
+)
+from fastpath.cpu.vector_math import exp, tanh
+
+F32 = numba.float32
+ITEM = 1024  # values
+ITEMS_PER_PIECE = 8
+MINUS_2_SQRT_2_PI = F32(-1.5957691216057308)
+CUBIC = F32(0.044715)
+
+
+@helper
+def _gelu_times(z, up):
+    inner = fma_f32(mul_f32(mul_f32(z, z), z), splat_f32(CUBIC), z)
+    decay = exp(mul_f32(inner, splat_f32(MINUS_2_SQRT_2_PI)))
+    return mul_f32(div_f32(z, add_f32(splat_f32(F32(1.0)), decay)), up)
+
+
+@kernel
+def _geglu_kernel(args, lo, hi, thread):
+    gate, up, out, n = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    first, last = ITEM * lo, min(ITEM * hi, n)
+    for i in range(first, last - 15, 16):
+        store_f32(out + 4 * i, _gelu_times(load_f32(gate + 4 * i), load_f32(up + 4 * i)))
+    rest = (last - first) % 16
+    if rest:
+        at = 4 * (last - rest)
+        value = _gelu_times(load_first_f32(gate + at, rest), load_first_f32(up + at, rest))
+        store_first_f32(out + at, rest, value)
+
+
+@kernel
+def _softcap_kernel(args, lo, hi, thread):
+    x, out, n = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
+    cap = splat_f32(ld_f32(args + 24))
+    first, last = ITEM * lo, min(ITEM * hi, n)
+    for i in range(first, last - 15, 16):
+        store_f32(out + 4 * i, mul_f32(cap, tanh(div_f32(load_f32(x + 4 * i), cap))))
+    rest = (last - first) % 16
+    if rest:
+        at = 4 * (last - rest)
+        store_first_f32(out + at, rest, mul_f32(cap, tanh(div_f32(load_first_f32(x + at, rest), cap))))
+
+
+def geglu(gate, up, *, out=None):
+    gate = floats(gate, "geglu: gate")
+    up = shaped(up, gate.shape, "geglu: up")
+    out = output(out, gate.shape, "geglu")
+    args = words(address(gate), address(up), address(out), gate.size)
+    threads.run(_geglu_kernel, args, -(-gate.size // ITEM), ITEMS_PER_PIECE)
+    return out
+
+
+def softcap(x, cap, *, out=None):
+    x = floats(x, "softcap: x")
+    out = output(out, x.shape, "softcap")
+    args = words(address(x), address(out), x.size, f32_word(cap))
+    threads.run(_softcap_kernel, args, -(-x.size // ITEM), ITEMS_PER_PIECE)
+    return out

@@ -1,0 +1,76 @@
+"""Kernels: compiled functions over a range of work items, made at first use and kept on disk.
+
+Every kernel has one signature, so that one pool of threads can run any of them:
+
+    void(args, lo, hi, thread)      work items lo .. hi-1;  args: address of int64 words, the kernel's own arguments
+
+An args word is an address, a count or the bits of a float32 (`f32_word`).  Kernels check nothing and allocate
+nothing: their wrappers do.  A kernel writes only what its own items own and the scratch of its thread.
+"""
+
+import struct
+import threading
+
+import numba
+from numba import types
+
+from fastpath.cpu import kernel_cache
+
+SIGNATURE = types.void(types.intp, types.intp, types.intp, types.intp)
+_OPTIONS = {"error_model": "numpy"}  # x / 0 is inf, as in NumPy; nothing raises inside a kernel
+_lock = threading.Lock()
+KERNELS = {}
+
+
+def helper(function):
+    """A function that kernels call: compiled into each of them."""
+    return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+class Kernel:
+    """A range function and, after the first use, the address of its machine code."""
+
+    def __init__(self, function):
+        self.function = function
+        self.name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+        self.was_cached = False
+        self._address = 0
+        self._compiled = None
+        KERNELS[self.name] = self
+
+    @property
+    def address(self):
+        return self._address or self.load()
+
+    @property
+    def is_loaded(self):
+        return self._address != 0
+
+    def load(self):
+        """Compile, or take from the cache; returns the address of the machine code."""
+        with _lock:
+            if not self._address:
+                self._compiled = self._compile()
+                self._address = self._compiled.address
+        return self._address
+
+    def _compile(self):
+        if kernel_cache.FOLDER is not None:
+            try:
+                with kernel_cache.active():
+                    compiled = numba.cfunc(SIGNATURE, cache=True, **_OPTIONS)(self.function)
+                self.was_cached = compiled.cache_hits > 0
+                return compiled
+            except (OSError, RuntimeError, EOFError, ValueError):
+                pass  # an unreadable or full cache costs time, never an answer
+        return numba.cfunc(SIGNATURE, **_OPTIONS)(self.function)
+
+
+def kernel(function):
+    """Declare a kernel (decorator)."""
+    return Kernel(function)
+
+
+def f32_word(value):
+    """The int64 word that carries a float32 to a kernel (read it back with ld_f32)."""
+    return struct.unpack("<i", struct.pack("<f", value))[0]

@@ -1,0 +1,103 @@
+"""Mixture of experts: the choice, and the weighted sum.        definition: refimpl/ops/moe.py
+
+    work item   one token (route)
+    arithmetic  the choice is made on the logits themselves, so that no rounding of a softmax makes ties; the
+                weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice
+"""
+
+import numba
+import numpy as np
+
+from fastpath.cpu import threads
+from fastpath.cpu.buffers import address, floats, output, shaped, words, workspace
+from fastpath.cpu.kernel import kernel
+from fastpath.cpu.simd import (
+    div_f32,
+    ld_f32,
+    ld_i64,
+    ld_u8,
+    load_f32,
+    mul_f32,
+    splat_f32,
+    st_f32,
+    st_i32,
+    st_u8,
+    store_f32,
+    store_first_f32,
+    sub_f32,
+)
+from fastpath.cpu.vector_math import exp_or_zero
+
+F32 = numba.float32
+TOKENS_PER_PIECE = 16
+
+
+@kernel
+def _route_kernel(args, lo, hi, thread):
+    logits, scale, ids, weights = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    n_experts, n_active = ld_i64(args + 32), ld_i64(args + 40)
+    work = ld_i64(args + 48) + thread * ld_i64(args + 56)
+    taken = work + 8 * ((n_active + 15) // 16 * 16)  # u8[E] after f32[A] values and f32[A] scales
+    padded = (n_active + 15) // 16 * 16
+    scales = work + 4 * padded
+    for t in range(lo, hi):
+        row = logits + 4 * n_experts * t
+        for e in range(n_experts):
+            st_u8(taken + e, 0)
+        for a in range(padded):
+            st_f32(work + 4 * a, F32(0.0))
+            st_f32(scales + 4 * a, F32(1.0))
+        for a in range(n_active):
+            best = -1
+            top = F32(0.0)
+            for e in range(n_experts):
+                value = ld_f32(row + 4 * e)
+                if ld_u8(taken + e) == 0 and (best < 0 or value > top):
+                    best, top = e, value
+            st_u8(taken + best, 1)
+            st_i32(ids + 4 * (n_active * t + a), best)
+            st_f32(work + 4 * a, top)
+            if scale:
+                st_f32(scales + 4 * a, ld_f32(scale + 4 * best))
+        highest = splat_f32(ld_f32(work))
+        for a in range(0, padded, 16):
+            store_f32(work + 4 * a, exp_or_zero(sub_f32(load_f32(work + 4 * a), highest)))
+        total = F32(0.0)
+        for a in range(n_active):
+            total += ld_f32(work + 4 * a)
+        for a in range(0, padded, 16):
+            share = div_f32(load_f32(work + 4 * a), splat_f32(total))
+            share = mul_f32(share, load_f32(scales + 4 * a))
+            store_first_f32(weights + 4 * (n_active * t + a), min(16, n_active - a), share)
+
+
+def route(router_logits, n_active, expert_scale, *, out=None):
+    logits = floats(router_logits, "route: router_logits")
+    T, E = logits.shape
+    if not 1 <= n_active <= E:
+        raise ValueError(f"route: n_active {n_active}, expected 1 to {E}, the number of experts")
+    if expert_scale is not None:
+        expert_scale = shaped(expert_scale, (E,), "route: expert_scale")
+    ids, weights = (None, None) if out is None else out
+    ids = np.empty((T, n_active), np.int32) if ids is None else ids
+    if ids.shape != (T, n_active) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
+        raise ValueError(f"route: out ids {ids.dtype}{list(ids.shape)}, expected contiguous int32[{T}, {n_active}]")
+    weights = output(weights, (T, n_active), "route: weights")
+    per_thread = -(-(8 * (n_active + 16) + E) // 64) * 64
+    args = words(
+        address(logits), 0 if expert_scale is None else address(expert_scale), address(ids), address(weights),
+        E, n_active, workspace(per_thread * threads.num_threads(), slot="route"), per_thread,
+    )  # fmt: skip
+    threads.run(_route_kernel, args, T, TOKENS_PER_PIECE)
+    return ids, weights
+
+
+def expert_sum(y, expert_weights, *, out=None):
+    y = floats(y, "expert_sum: y")
+    T, A, D = y.shape
+    expert_weights = shaped(expert_weights, (T, A), "expert_sum: expert_weights")
+    out = output(out, (T, D), "expert_sum")
+    np.multiply(y[:, 0], expert_weights[:, :1], out=out)
+    for a in range(1, A):
+        out += y[:, a] * expert_weights[:, a : a + 1]
+    return out

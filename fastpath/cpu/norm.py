@@ -1,0 +1,69 @@
+"""RMSNorm.        definition: refimpl/ops/norm.py
+
+    work item   one row
+    arithmetic  the squares in 16 lanes, added in the fixed order of simd.sum_f32
+"""
+
+import numba
+
+from fastpath.cpu import threads
+from fastpath.cpu.buffers import address, floats, output, shaped, words
+from fastpath.cpu.kernel import f32_word, kernel
+from fastpath.cpu.simd import (
+    add_f32,
+    div_f32,
+    fma_f32,
+    ld_f32,
+    ld_i64,
+    load_f32,
+    load_first_f32,
+    mul_f32,
+    splat_f32,
+    sqrt_f32,
+    store_f32,
+    store_first_f32,
+    sum_f32,
+)
+
+F32 = numba.float32
+VALUES_PER_PIECE = 1 << 15
+
+
+@kernel
+def _rms_norm_kernel(args, lo, hi, thread):
+    x, weight, out, width, eps = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24), args + 32
+    whole = width // 16 * 64
+    rest = width % 16
+    for row in range(lo, hi):
+        source, target = x + 4 * width * row, out + 4 * width * row
+        squares = splat_f32(F32(0.0))
+        for c in range(0, whole, 64):
+            v = load_f32(source + c)
+            squares = fma_f32(v, v, squares)
+        if rest:
+            v = load_first_f32(source + whole, rest)
+            squares = fma_f32(v, v, squares)
+        mean = sum_f32(squares) / F32(width)
+        rms = sqrt_f32(add_f32(splat_f32(mean), splat_f32(ld_f32(eps))))
+        factor = div_f32(splat_f32(F32(1.0)), rms)
+        for c in range(0, whole, 64):
+            v = mul_f32(load_f32(source + c), factor)
+            if weight:
+                v = mul_f32(v, load_f32(weight + c))
+            store_f32(target + c, v)
+        if rest:
+            v = mul_f32(load_first_f32(source + whole, rest), factor)
+            if weight:
+                v = mul_f32(v, load_first_f32(weight + whole, rest))
+            store_first_f32(target + whole, rest, v)
+
+
+def rms_norm(x, weight, eps, *, out=None):
+    x = floats(x, "rms_norm: x")
+    D = x.shape[-1]
+    if weight is not None:
+        weight = shaped(weight, (D,), "rms_norm: weight")
+    out = output(out, x.shape, "rms_norm")
+    args = words(address(x), 0 if weight is None else address(weight), address(out), D, f32_word(eps))
+    threads.run(_rms_norm_kernel, args, x.size // max(D, 1), VALUES_PER_PIECE // max(D, 1))
+    return out

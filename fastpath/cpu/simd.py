@@ -1,0 +1,419 @@
+"""Vector values for Numba: the 16-lane registers that the kernels compute with.
+
+A `Vec` is a Numba type whose data model is an LLVM vector.  Such values live in registers, and every function
+here is an intrinsic that adds a few LLVM instructions where it is called.  Only plain LLVM IR is used, so each
+kernel compiles for any CPU; the one exception is `dot_u8s8`, which takes the VNNI instruction where there is one.
+
+Memory is addressed by integers (bytes), because the weights are bytes of a mapped file with their own layout.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+from fastpath.cpu import machine
+
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
+PTR = ir.PointerType()
+_ELEMENT = {"i8": I8, "i16": I16, "i32": I32, "f32": F32}
+
+
+class Vec(types.Type):
+    """`lanes` elements in one register; never an object, it only lives inside compiled code."""
+
+    def __init__(self, element, lanes):
+        self.element, self.lanes = element, lanes
+        super().__init__(name=f"Vec({element}x{lanes})")
+
+    @property
+    def ir(self):
+        return ir.VectorType(_ELEMENT[self.element], self.lanes)
+
+
+@register_model(Vec)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, manager, vec):
+        super().__init__(manager, vec, vec.ir)
+
+
+i8x16, i8x32, i8x64 = Vec("i8", 16), Vec("i8", 32), Vec("i8", 64)
+i16x16 = Vec("i16", 16)
+i32x16 = Vec("i32", 16)
+f32x16 = Vec("f32", 16)
+
+
+# -- building blocks of IR
+
+
+def _call(builder, name, result, args):
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _lanes(values):
+    return ir.Constant(ir.VectorType(I32, len(values)), list(values))
+
+
+def _undefined(kind):
+    return ir.Constant(kind, ir.Undefined)
+
+
+def _splat(builder, scalar, lanes):
+    vector = builder.insert_element(_undefined(ir.VectorType(scalar.type, lanes)), scalar, I32(0))
+    return builder.shuffle_vector(vector, _undefined(vector.type), _lanes([0] * lanes))
+
+
+def _same(vec, value):
+    return ir.Constant(vec.ir, [value] * vec.lanes)
+
+
+def _pointer(builder, address, offset=0):
+    return builder.inttoptr(builder.add(address, I64(offset)) if offset else address, PTR)
+
+
+def define(signature, build):
+    """An intrinsic: `signature` is a Numba signature, `build(builder, *args)` returns its LLVM value or None."""
+    arity = len(signature.args)
+
+    def codegen(context, builder, _signature, args):
+        value = build(builder, *args)
+        return context.get_dummy_value() if value is None else value
+
+    # Numba reads the number of parameters from the function itself
+    if arity == 0:
+
+        def typer(typingctx):
+            return signature, codegen
+    elif arity == 1:
+
+        def typer(typingctx, a):
+            return signature, codegen
+    elif arity == 2:
+
+        def typer(typingctx, a, b):
+            return signature, codegen
+    elif arity == 3:
+
+        def typer(typingctx, a, b, c):
+            return signature, codegen
+    elif arity == 4:
+
+        def typer(typingctx, a, b, c, d):
+            return signature, codegen
+    else:
+
+        def typer(typingctx, a, b, c, d, e):
+            return signature, codegen
+
+    return intrinsic(typer)
+
+
+def _loads(vec):
+    return define(vec(types.intp), lambda b, p: b.load(_pointer(b, p), typ=vec.ir, align=1))
+
+
+def _stores(vec):
+    return define(types.void(types.intp, vec), lambda b, p, v: b.store(v, _pointer(b, p), align=1) and None)
+
+
+def _binary(vec, operation):
+    return define(vec(vec, vec), lambda b, x, y: getattr(b, operation)(x, y))
+
+
+def _by_constant(vec, operation, value):
+    return define(vec(vec), lambda b, x: getattr(b, operation)(x, _same(vec, value)))
+
+
+def _converts(source, target, operation):
+    return define(target(source), lambda b, x: getattr(b, operation)(x, target.ir))
+
+
+def _llvm(vec, name, arity):
+    symbol = f"llvm.{name}.v{vec.lanes}{vec.element}"
+    return define(vec(*[vec] * arity), lambda b, *args: _call(b, symbol, vec.ir, list(args)))
+
+
+def _reduction(vec, scalar, step):
+    """Lanes (l, l+8), then (l, l+4), (l, l+2), (l, l+1): one order, everywhere."""
+
+    def build(b, v):
+        half = vec.lanes // 2
+        while half:
+            other = b.shuffle_vector(v, _undefined(v.type), _lanes([(l + half) % vec.lanes for l in range(vec.lanes)]))
+            v = step(b, v, other)
+            half //= 2
+        return b.extract_element(v, I32(0))
+
+    return define(scalar(vec), build)
+
+
+# -- memory
+
+load_i8x16, load_i8x32, load_i8x64 = _loads(i8x16), _loads(i8x32), _loads(i8x64)
+load_i16, load_i32, load_f32 = _loads(i16x16), _loads(i32x16), _loads(f32x16)
+store_i8x16, store_i8x32, store_i8x64 = _stores(i8x16), _stores(i8x32), _stores(i8x64)
+store_i32, store_f32 = _stores(i32x16), _stores(f32x16)
+
+
+def _mask(b, count):
+    """i1[16]: lane < count."""
+    return b.icmp_signed("<", _lanes(range(16)), _splat(b, b.trunc(count, I32), 16))
+
+
+def _load_first(b, address, count):
+    args = [_pointer(b, address), I32(4), _mask(b, count), _same(f32x16, 0.0)]
+    return _call(b, "llvm.masked.load.v16f32.p0", f32x16.ir, args)
+
+
+def _store_first(b, address, count, value):
+    _call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [value, _pointer(b, address), I32(4), _mask(b, count)])
+
+
+load_first_f32 = define(f32x16(types.intp, types.intp), _load_first)  # lanes >= count read 0.0 and touch no memory
+store_first_f32 = define(types.void(types.intp, types.intp, f32x16), _store_first)
+
+
+def _loads_scalar(scalar, kind, extend=None):
+    def build(b, p):
+        value = b.load(_pointer(b, p), typ=kind, align=1)
+        return getattr(b, extend)(value, I64) if extend else value
+
+    return define(scalar(types.intp), build)
+
+
+def _stores_scalar(scalar, kind):
+    def build(b, p, value):
+        b.store(value if value.type == kind else b.trunc(value, kind), _pointer(b, p), align=1)
+
+    return define(types.void(types.intp, scalar), build)
+
+
+ld_u8, ld_i8 = _loads_scalar(types.int64, I8, "zext"), _loads_scalar(types.int64, I8, "sext")
+ld_u16, ld_i32 = _loads_scalar(types.int64, I16, "zext"), _loads_scalar(types.int64, I32, "sext")
+ld_u32, ld_i64 = _loads_scalar(types.int64, I32, "zext"), _loads_scalar(types.int64, I64)
+ld_f32 = _loads_scalar(types.float32, F32)
+st_u8, st_u16 = _stores_scalar(types.int64, I8), _stores_scalar(types.int64, I16)
+st_i32, st_f32 = _stores_scalar(types.int64, I32), _stores_scalar(types.float32, F32)
+
+
+def _prefetch(b, address):
+    # read, into the second-level cache (locality 2): nearer costs more than it gains, see docs/log.md
+    _call(b, "llvm.prefetch.p0", ir.VoidType(), [_pointer(b, address), I32(0), I32(2), I32(1)])
+
+
+prefetch = define(types.void(types.intp), _prefetch)
+
+# -- arithmetic; every float operation is one IEEE rounding
+
+splat_i32 = define(i32x16(types.int64), lambda b, x: _splat(b, b.trunc(x, I32), 16))
+splat_f32 = define(f32x16(types.float32), lambda b, x: _splat(b, x, 16))
+spread_i32 = define(i32x16(types.intp), lambda b, p: _splat(b, b.load(_pointer(b, p), typ=I32, align=1), 16))
+spread_f32 = define(f32x16(types.intp), lambda b, p: _splat(b, b.load(_pointer(b, p), typ=F32, align=1), 16))
+
+add_i32, sub_i32, mul_i32 = _binary(i32x16, "add"), _binary(i32x16, "sub"), _binary(i32x16, "mul")
+add_f32, sub_f32 = _binary(f32x16, "fadd"), _binary(f32x16, "fsub")
+mul_f32, div_f32 = _binary(f32x16, "fmul"), _binary(f32x16, "fdiv")
+max_f32, min_f32 = _llvm(f32x16, "maxnum", 2), _llvm(f32x16, "minnum", 2)
+abs_f32, round_f32, sqrt_f32 = _llvm(f32x16, "fabs", 1), _llvm(f32x16, "roundeven", 1), _llvm(f32x16, "sqrt", 1)
+copysign_f32 = _llvm(f32x16, "copysign", 2)
+fma_f32 = _llvm(f32x16, "fma", 3)
+sum_f32 = _reduction(f32x16, types.float32, lambda b, x, y: b.fadd(x, y))
+sum_i32 = define(
+    types.int64(i32x16), lambda b, v: b.sext(_call(b, "llvm.vector.reduce.add.v16i32", I32, [v]), I64)
+)
+top_f32 = _reduction(f32x16, types.float32, lambda b, x, y: _call(b, "llvm.maxnum.v16f32", f32x16.ir, [x, y]))
+abs_bits = define(  # the bits of |x|: as integers they are ordered like the floats, NaN above all
+    i32x16(f32x16), lambda b, v: b.and_(b.bitcast(v, i32x16.ir), _same(i32x16, 0x7FFFFFFF))
+)
+max_i32 = _llvm(i32x16, "smax", 2)
+top_i32 = define(
+    types.int64(i32x16), lambda b, v: b.sext(_call(b, "llvm.vector.reduce.smax.v16i32", I32, [v]), I64)
+)
+bits_to_f32 = define(types.float32(types.int64), lambda b, n: b.bitcast(b.trunc(n, I32), F32))
+less_f32 = define(  # x < y ? a : b, lane by lane
+    f32x16(f32x16, f32x16, f32x16, f32x16),
+    lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),
+)
+fma1_f32 = define(
+    types.float32(types.float32, types.float32, types.float32),
+    lambda b, x, y, z: _call(b, "llvm.fma.f32", F32, [x, y, z]),
+)
+
+i32_to_f32 = _converts(i32x16, f32x16, "sitofp")
+f32_to_i32 = _converts(f32x16, i32x16, "fptosi")  # undefined for NaN and beyond int32: clamp first
+i32_to_i8 = _converts(i32x16, i8x16, "trunc")
+s8_to_i32 = _converts(i8x16, i32x16, "sext")
+power_of_two = define(  # 2.0 ** n for n in -126 .. 127
+    f32x16(i32x16),
+    lambda b, n: b.bitcast(b.shl(b.add(n, _same(i32x16, 127)), _same(i32x16, 23)), f32x16.ir),
+)
+
+
+def _bf16_to_f32(b, h):
+    return b.bitcast(b.shl(b.zext(h, i32x16.ir), _same(i32x16, 16)), f32x16.ir)
+
+
+def _f16_to_f32(b, h):
+    """IEEE half to float with integer steps: right for denormals, inf and NaN, and needs no F16C."""
+    wide = b.zext(h, i32x16.ir)
+    sign = b.shl(b.and_(wide, _same(i32x16, 0x8000)), _same(i32x16, 16))
+    rest = b.shl(b.and_(wide, _same(i32x16, 0x7FFF)), _same(i32x16, 13))
+    normal = b.add(rest, _same(i32x16, 112 << 23))
+    # a half denormal is its mantissa on top of 2**-14, minus 2**-14: exact, and no float denormal appears
+    base = _same(i32x16, 113 << 23)
+    tiny = b.fsub(b.bitcast(b.add(rest, base), f32x16.ir), b.bitcast(base, f32x16.ir))
+    value = b.select(b.icmp_unsigned("<", rest, _same(i32x16, 1 << 23)), b.bitcast(tiny, i32x16.ir), normal)
+    special = b.or_(rest, _same(i32x16, 0x7F800000))
+    value = b.select(b.icmp_unsigned(">=", rest, _same(i32x16, 31 << 23)), special, value)
+    return b.bitcast(b.or_(value, sign), f32x16.ir)
+
+
+bf16_to_f32 = define(f32x16(i16x16), _bf16_to_f32)
+f16_to_f32 = define(f32x16(i16x16), _f16_to_f32)
+
+# -- bytes
+
+
+def _bytes(vec):
+    return {
+        "and_": lambda value: _by_constant(vec, "and_", value),
+        "shr": lambda value: _by_constant(vec, "lshr", value),
+        "shl": lambda value: _by_constant(vec, "shl", value),
+        "or_": _binary(vec, "or_"),
+        "xor": lambda value: _by_constant(vec, "xor", value),
+    }
+
+
+_b16, _b32 = _bytes(i8x16), _bytes(i8x32)
+low4_x16, high4_x16 = _b16["and_"](15), _b16["shr"](4)
+low4_x32, high4_x32 = _b32["and_"](15), _b32["shr"](4)
+flip_x32 = _b32["xor"](-128)
+or_x16, or_x32 = _b16["or_"], _b32["or_"]
+shl_x32, shr_x32, and_x32 = _b32["shl"], _b32["shr"], _b32["and_"]
+
+
+def _spread_bits(b, bits):
+    """Bit l of 16 -> 16 in byte l: the fifth bits of Q5_0 and Q5_1."""
+    lanes = b.bitcast(b.trunc(bits, I16), ir.VectorType(ir.IntType(1), 16))
+    return b.and_(b.sext(lanes, i8x16.ir), _same(i8x16, 16))
+
+
+spread_bits_x16 = define(i8x16(types.int64), _spread_bits)
+
+
+def _lookup(table):
+    """16 bytes -> table[low 4 bits], for one constant table of 16 bytes."""
+
+    def build(b, index):
+        entries = ir.Constant(i8x16.ir, [v - 256 if v > 127 else v for v in table])
+        if machine.HAS_SSSE3:
+            return _call(b, "llvm.x86.ssse3.pshuf.b.128", i8x16.ir, [entries, index])
+        if machine.IS_AARCH64:
+            return _call(b, "llvm.aarch64.neon.tbl1.v16i8", i8x16.ir, [entries, index])
+        result = _undefined(i8x16.ir)
+        for lane in range(16):
+            value = b.extract_element(entries, b.zext(b.extract_element(index, I32(lane)), I32))
+            result = b.insert_element(result, value, I32(lane))
+        return result
+
+    return define(i8x16(i8x16), build)
+
+
+lookup_x16 = _lookup
+
+
+def _dot_words(b, acc, u, s):
+    """The portable form: even and odd bytes as 16-bit words, exact on every target."""
+    words = ir.VectorType(I16, 32)
+
+    def same(value):
+        return ir.Constant(words, [value] * 32)
+
+    def half(value, odd):
+        picked = b.shuffle_vector(value, _undefined(words), _lanes(range(odd, 32, 2)))
+        return b.sext(picked, i32x16.ir)
+
+    u, s = b.bitcast(u, words), b.bitcast(s, words)
+    even = b.and_(u, same(255)), b.ashr(b.shl(s, same(8)), same(8))
+    odd = b.lshr(u, same(8)), b.ashr(s, same(8))
+    for x, y in (even, odd):
+        acc = b.add(acc, b.add(b.mul(half(x, 0), half(y, 0)), b.mul(half(x, 1), half(y, 1))))
+    return acc
+
+
+def _dot_halves(b, acc, u, s):
+    """Two 256-bit VNNI instructions."""
+    parts = []
+    u, s = b.bitcast(u, i32x16.ir), b.bitcast(s, i32x16.ir)
+    for start in (0, 8):
+        lanes = _lanes(range(start, start + 8))
+        a, x, y = (b.shuffle_vector(v, _undefined(v.type), lanes) for v in (acc, u, s))
+        x, y = (b.bitcast(v, ir.VectorType(I8, 32)) for v in (x, y))
+        parts.append(_call(b, "llvm.x86.avx512.vpdpbusd.256", ir.VectorType(I32, 8), [a, x, y]))
+    return b.shuffle_vector(*parts, _lanes(range(16)))
+
+
+def _dot_u8s8(b, acc, u, s):
+    if machine.DOT == "avx512vnni":
+        return _call(b, "llvm.x86.avx512.vpdpbusd.512", i32x16.ir, [acc, u, s])
+    if machine.DOT == "avxvnni":
+        return _dot_halves(b, acc, u, s)
+    return _dot_words(b, acc, u, s)
+
+
+def _dot_spread(b, acc, u, address):
+    """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): four activations against 16 weight rows."""
+    word = _splat(b, b.load(_pointer(b, address), typ=I32, align=1), 16)
+    return _dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
+
+
+dot_u8s8 = define(i32x16(i32x16, i8x64, i8x64), _dot_u8s8)
+dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
+
+
+def _transpose(b, source, stride, target):
+    """16 rows of 16 dwords, `stride` bytes apart -> 16 vectors at `target`: vector j holds dword j of each row."""
+    none = ir.VectorType(I32, 16)
+    rows = []
+    for r in range(16):
+        rows.append(b.load(b.inttoptr(b.add(source, b.mul(stride, I64(r))), PTR), typ=none, align=1))
+    # inside each 128-bit lane: 4 x 4 dwords of four neighbouring rows
+    low32 = [4 * lane + i for lane in range(4) for i in (0, 0, 1, 1)]
+    low32 = [v + (16 if i % 2 else 0) for i, v in enumerate(low32)]
+    low64 = [4 * lane + i for lane in range(4) for i in (0, 1, 16, 17)]
+    pairs = []
+    for r in range(0, 16, 2):
+        pairs += [b.shuffle_vector(rows[r], rows[r + 1], _lanes([v + 2 * hi for v in low32])) for hi in (0, 1)]
+    quads = []
+    for g in range(0, 16, 4):
+        for half in (0, 1):
+            x, y = pairs[g + half], pairs[g + 2 + half]
+            quads += [b.shuffle_vector(x, y, _lanes([v + 2 * hi for v in low64])) for hi in (0, 1)]
+    # across lanes: lane L of quads[4g + c] becomes lane g of output 4L + c
+    join = [list(range(8)) + list(range(16, 24)), list(range(8, 16)) + list(range(24, 32))]
+    pick = [[4 * l + i for l in order for i in range(4)] for order in ((0, 2, 4, 6), (1, 3, 5, 7))]
+    for c in range(4):
+        a, bb, cc, d = (quads[4 * g + c] for g in range(4))
+        for upper in (0, 1):
+            x = b.shuffle_vector(a, bb, _lanes(join[upper]))  # lanes a0 a1 b0 b1 (or a2 a3 b2 b3)
+            y = b.shuffle_vector(cc, d, _lanes(join[upper]))
+            for odd in (0, 1):
+                out = b.shuffle_vector(x, y, _lanes(pick[odd]))
+                b.store(out, _pointer(b, target, 64 * (4 * (2 * upper + odd) + c)), align=1)
+
+
+transpose = define(types.void(types.intp, types.intp, types.intp), _transpose)
+
+
+@intrinsic
+def call(typingctx, function, args, lo, hi, thread):
+    """Call the compiled range function at an address: void(args, lo, hi, thread)."""
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 5), codegen
