@@ -8,17 +8,16 @@ Without this the same happens at first use, one kernel at a time and silently.
 
 from dataclasses import fields, is_dataclass
 
-from fastpath.cpu import activation, attention, kernel_cache, moe, norm, rotary, threads
+from fastpath.cpu import kernel_cache, threads
+from fastpath.cpu.activation import _geglu_kernel, _softcap_kernel
+from fastpath.cpu.attention import _attention_kernel
 from fastpath.cpu.linear import kernels_for
+from fastpath.cpu.moe import _route_kernel
+from fastpath.cpu.norm import _rms_norm_kernel
+from fastpath.cpu.rotary import _rope_kernel
 from quant import QTensor
 
-_COMMON = (
-    norm._rms_norm_kernel,
-    rotary._rope_kernel,
-    attention._attention_kernel,
-    activation._geglu_kernel,
-    activation._softcap_kernel,
-)
+_COMMON = (_rms_norm_kernel, _rope_kernel, _attention_kernel, _geglu_kernel, _softcap_kernel)
 
 
 def compile_plan(weights, activations="int8"):
@@ -29,7 +28,7 @@ def compile_plan(weights, activations="int8"):
     tensors = list(_tensors(weights))
     plan = list(_COMMON)
     if any(tensor.ndim == 3 for tensor in tensors):
-        plan.append(moe._route_kernel)
+        plan.append(_route_kernel)
     for name in sorted({tensor.format.name for tensor in tensors}):
         plan += kernels_for(name, activations)
     return list(dict.fromkeys(plan))
