@@ -1,0 +1,148 @@
+"""Messages, tools and the thinking switch -> the prompt, as text and as token ids.
+
+The template is the one in the model file, or `gemma4.jinja` beside this module for files without one.  It runs in the sandbox of
+template_sandbox.py on messages that messages.py has brought into plain form.
+
+Ids are made so that only the template's own markers become marker tokens.  `<turn|>` in the text of a user is fenced before the
+template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer reads markers first, then drops the
+fences, then encodes the text between two markers in one piece, so that merges reach across from template to user text.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from refimpl.frontend.messages import map_strings, normalize_messages, normalize_tools
+from refimpl.frontend.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from refimpl.frontend.template_sandbox import BoundedEnvironment
+
+_FENCES = [chr(c) for c in range(0xE000, 0xF900)]  # private use: never whitespace, has no case, means nothing
+_OPEN_MODEL_TURN = "<|turn>model\n"
+_CLOSED_TURN = "<turn|>\n"
+_ASKS_FOR_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]""")
+
+
+class ChatTemplate:
+    """How one model file writes a conversation.
+
+    source        the file's Jinja template; None: the built-in one
+    small_family  E2B and E4B: with thinking off the built-in template adds no empty thought (the larger models want one)
+    bos           how the vocabulary spells BOS
+    """
+
+    def __init__(self, source: str | None, *, small_family: bool, bos: str, eos: str = "<eos>"):
+        self.is_builtin = source is None
+        self.source = builtin_source() if source is None else source
+        self._small_family = small_family
+        self._bos, self._eos = bos, eos
+        # Templates that name the role read such messages themselves; the oldest one wants them as `tool_responses`.
+        self._fold_results = "'tool'" not in self.source and '"tool"' not in self.source
+        self._is_gemma = _OPEN_MODEL_TURN.rstrip() in self.source or "<|turn>" in self.source
+
+    @cached_property
+    def _environment(self) -> "BoundedEnvironment":
+        from refimpl.frontend.template_sandbox import BoundedEnvironment  # here: importing Jinja takes 40 ms
+
+        return BoundedEnvironment()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text.  What cannot be rendered is a `ValueError` of one line.
+
+        messages  [{"role": ..., "content": ...}, ...] as in the chat API of OpenAI, with everything that it allows
+        tools     declarations as there
+        thinking  let the model think before it answers
+        extra     further variables of the template, such as preserve_thinking
+        """
+        return self._render(self._variables(messages, tools), thinking, add_generation_prompt, extra)
+
+    def render_ids(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool = False,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt as token ids: one BOS in front, and no markers but the template's own."""
+        variables = self._variables(messages, tools)
+        fence = _free_character(self.source, variables)
+        fenced = map_strings(variables, _fencer(tokenizer.markers, fence))
+        text = self._render(fenced, thinking, add_generation_prompt, extra)
+        ids = tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
+        while ids[1:2] == [tokenizer.bos_id]:
+            del ids[1]
+        return ids
+
+    def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
+        from refimpl.frontend.template_sandbox import NULL
+
+        return {
+            "messages": normalize_messages(messages, null=NULL, fold_results=self._fold_results),
+            "tools": normalize_tools(tools) or None,
+        }
+
+    def _render(
+        self, variables: dict[str, Any], thinking: bool, add_generation_prompt: bool, extra: Mapping[str, Any] | None
+    ) -> str:
+        text = self._environment.render(
+            self.source,
+            {
+                "enable_thinking": thinking,
+                "add_generation_prompt": add_generation_prompt,
+                "bos_token": self._bos,
+                "eos_token": self._eos,
+                "small_family": self._small_family,
+                **(extra or {}),
+                **variables,
+            },
+        )
+        if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
+            # Published revisions forget the model's turn after a message with calls, results and text; so does llama.cpp
+            # say in common/parsers/gemma4.cpp, and adds it.
+            text += _OPEN_MODEL_TURN
+        return text
+
+
+@cache
+def builtin_source() -> str:
+    """The template for files that carry none."""
+    return files(__package__).joinpath("gemma4.jinja").read_text(encoding="utf-8")
+
+
+def _fencer(markers: Sequence[str], fence: str) -> Callable[[str], str]:
+    """A function that makes every marker in a text unreadable, those included that the text around it would complete."""
+    beginnings = {marker[:k] for marker in markers for k in range(1, len(marker))}
+    longest = max(map(len, markers), default=0)
+
+    def fenced(text: str) -> str:
+        for marker in markers:
+            if marker in text:
+                text = text.replace(marker, marker[0] + fence + marker[1:])
+        end = len(text.rstrip())  # templates trim, and then write on
+        for k in range(min(longest, end), 0, -1):
+            if text[end - k : end] in beginnings:
+                return text[: end - k + 1] + fence + text[end - k + 1 :]
+        return text
+
+    return fenced
+
+
+def _free_character(*values: Any) -> str:
+    """A character that occurs in none of the strings."""
+    used: set[str] = set()
+    map_strings(list(values), lambda text: used.update(text) or text)
+    return next(character for character in _FENCES if character not in used)
