@@ -11,6 +11,18 @@ QUANT_RMSE_OVER_GGML = 1.02
 # The same blocks; only the order of a float64 sum may differ from that of the recorded run.
 QUANT_RMSE_SAME_REL = 1e-9
 
-# A constant block is one level times one scale.  What is left is the rounding of d to float16, which for small
-# values is a denormal: 0.02/31/63 = 1.0e-5 in steps of 6.0e-8.
+# A constant block is one level times one scale.  What is left is the rounding of d to float16, where small
+# values are denormals: 0.02/31/63 = 1.0e-5 in steps of 6.0e-8.
 QUANT_CONSTANT_REL = 2.0**-8
+
+# oracle: the model against other programs -------------------------------------------------------------------------
+
+# transformers in float64 is the same arithmetic in another order (measured: 5e-14 on values up to 20).
+ORACLE_F64_ABS = 1e-11
+
+# Two float32 programs, each 1e-5 to 3e-5 from float64 on logits of deviation 1.6; layer outputs are measured in
+# units of their deviation, 1.5 to 7.
+ORACLE_F32_ABS = 1e-4
+
+# llama.cpp reads GELU from a table in float16 (11 bits): normalised mean squared error, measured 1.2e-6 and less.
+LLAMA_CPP_NMSE = 1e-5
