@@ -180,8 +180,10 @@ def _list(items: list[Any] | tuple[Any, ...], place: str) -> bytes:
     if all(isinstance(item, (int, float, np.integer, np.floating)) for item in items):
         if any(isinstance(item, (float, np.floating)) for item in items):
             return _number_array(np.array(items, np.float32), place)
-        fits = all(-(1 << 31) <= item < 1 << 31 for item in items)
-        return _number_array(np.array(items, np.int32 if fits else np.int64), place)
+        for dtype in (np.int32, np.int64):
+            if np.iinfo(dtype).min <= min(items) and max(items) <= np.iinfo(dtype).max:
+                return _number_array(np.array(items, dtype), place)
+        raise ValueError(f"{place}: a list with {max(items, key=abs)} does not fit i64; write a uint64 array")
     raise ValueError(f"{place}: a list of mixed types; expected all str, all bool, or all numbers")
 
 
