@@ -64,6 +64,9 @@ def read_gguf(path: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     reader = gguf.GGUFReader(path)
     keys = {k: f.contents() for k, f in reader.fields.items() if not k.startswith(("tokenizer.", "GGUF."))}
     weights = {t.name: gguf.quants.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    for name in [n for n in weights if n.endswith("ffn_gate_exps.weight")]:
+        parts = weights.pop(name), weights.pop(name.replace("gate", "up"))
+        weights[name.replace("gate", "gate_up")] = np.concatenate(parts, axis=1)
     return keys, weights
 
 

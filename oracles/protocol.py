@@ -53,6 +53,11 @@ def token_ids(text: str) -> list[int]:
     return [int(word) for word in text.replace(",", " ").split()]
 
 
+def row_slice(text: str) -> slice:
+    """`2::4` as in Python."""
+    return slice(*(int(part) if part else None for part in text.split(":")))
+
+
 def wanted(name: str, patterns: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns.split(","))
 
@@ -77,11 +82,7 @@ class Trace:
 
 def save(args: argparse.Namespace, trace: Trace, *, oracle: str, version: str, **extra: object) -> None:
     """Writes the arrays with where they came from."""
-    first, _, last = args.rows.partition(":")
-    step = None
-    if ":" in last:
-        last, _, step = last.partition(":")
-    rows = slice(*(int(x) if x else None for x in (first, last, step)))
+    rows = row_slice(args.rows)
     arrays = {name: array[rows] for name, array in trace.arrays().items()}
     provenance = {
         "oracle": oracle,

@@ -8,7 +8,7 @@ is short, so that a dropped term, a wrong donor layer or a wrong window shows in
     path = tiny.make(folder / "m.gguf", "26b", size="block256", formats={"*_exps.*": "Q4_K", "*": "Q8_0"})
     path = tiny.make_real_header(folder / "m.gguf", "26B-A4B")  # published shapes, no weights: a hole
 
-Command line: python -m tests.tiny FAMILY OUT.gguf
+Command line: python -m tests.tiny NAME OUT.gguf, where NAME is a family or a recipe
 """
 
 import argparse
@@ -122,6 +122,39 @@ _WIDE = {
     "odd": {},
     "block32": dict(D=96, N=8, H_swa=16, H=32, F=160, P=32, F_expert=64),
     "block256": dict(D=256, N=8, H_swa=32, H=64, F=512, P=256, F_expert=256),
+}
+
+
+# Quantised models that the oracles run too: a mix of types as in published files, one of 32-value formats.
+RECIPES: dict[str, dict] = {
+    "e2b-k": dict(
+        family="e2b",
+        size="block256",
+        formats={
+            "token_embd.weight": "Q6_K",
+            "per_layer_token_embd.weight": "Q5_K",
+            "per_layer_model_proj.weight": "BF16",
+            "*attn_v*": "Q6_K",
+            "*ffn_down*": "Q6_K",
+            "*attn_output*": "Q3_K",
+            "*inp_gate*": "Q2_K",
+            "*": "Q4_K",
+        },
+    ),
+    "26b-legacy": dict(
+        family="26b",
+        size="block32",
+        experts="split",
+        formats={
+            "token_embd.weight": "Q8_0",
+            "*ffn_gate_exps*": "Q4_1",
+            "*ffn_up_exps*": "Q5_1",
+            "*ffn_down_exps*": "Q8_0",
+            "*ffn_down*": "Q5_0",
+            "*attn_q.*": "F16",
+            "*": "Q4_0",
+        },
+    ),
 }
 
 
@@ -243,10 +276,13 @@ def _tokenizer_metadata() -> dict[str, object]:
 # --- random values, the same on every machine ---------------------------------------------------------------
 
 
+def _seed(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
+
+
 def _uniform(key: str, n: int, low: float, high: float) -> np.ndarray:
     """f64[n] from raw Philox words, which NumPy keeps stable; what Generator makes of them may change."""
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
-    words = np.random.Philox(key=seed).random_raw(n)
+    words = np.random.Philox(key=_seed(key)).random_raw(n)
     return low + (high - low) * ((words >> np.uint64(11)) * 2.0**-53)
 
 
@@ -377,8 +413,46 @@ def make(
     tensors = {n: t for n, t in tensors.items() if not any(fnmatchcase(n, pattern) for pattern in drop)}
     table = {key: value for key, value in (metadata(s) | (keys or {})).items() if value is not None}
     chosen = {n: _format_of(n, t, formats or {}) for n, t in tensors.items()}
-    weights = {n: quant.QTensor.from_array(t, chosen[n], n) for n, t in tensors.items()}
+    weights = {n: _quantised(f"{seed}/{family}/{n}", t, chosen[n], n) for n, t in tensors.items()}
     return quant.write_gguf(path, table, weights)[0]
+
+
+def make_recipe(path: Path | str, name: str, *, seed: int = 1) -> Path:
+    """Writes the model of a family or of a recipe by its name: those that oracles/golden/ knows."""
+    if name in FAMILIES:
+        return make(path, name, seed=seed)
+    return make(path, **RECIPES[name], seed=seed)
+
+
+def _quantised(key: str, values: np.ndarray, fmt: str, name: str) -> quant.QTensor:
+    """The values in a format; for one that nobody can quantise to, random blocks of the same deviation."""
+    form = quant.FORMATS[fmt]
+    if form.quantize_blocks is not None:
+        return quant.QTensor.from_array(values, form, name)
+    n = values.size // form.block_size
+    blocks = np.random.Philox(key=_seed(key)).random_raw(n * form.block_bytes // 8 + 1).view(np.uint8)
+    blocks = blocks[: n * form.block_bytes].reshape(n, form.block_bytes)
+    _set_scale(blocks, fmt, np.ones(n))
+    plain = quant.dequantize(blocks, form).astype(np.float64).reshape(-1)
+    # fsum is exact: a float sum may depend on the width of the machine's vectors
+    ratio = math.sqrt(math.fsum(values.astype(np.float64).reshape(-1) ** 2) / math.fsum(plain**2))
+    _set_scale(blocks, fmt, ratio * _uniform(f"{key}/scale", n, 0.7, 1.3))
+    return quant.QTensor(form, values.shape, blocks.reshape(*values.shape[:-1], -1), name)
+
+
+def _set_scale(blocks: np.ndarray, fmt: str, scale: np.ndarray) -> None:
+    """Puts the float16 scale of each block where the IQ formats keep it, in place."""
+    words = scale.astype(np.float16).view(np.uint16)
+    if fmt == "IQ1_M":  # four nibbles, on top of the last four words
+        tail = blocks[:, -8:].view(np.uint16)
+        for i in range(4):
+            tail[:, i] = (tail[:, i] & 0x0FFF) | ((words >> 4 * i & 0xF) << 12)
+    elif fmt.startswith("IQ"):
+        blocks[:, :2] = words[:, None].view(np.uint8)
+    else:
+        raise ValueError(
+            f"tests.tiny: no random blocks of {fmt}; expected a format with a quantiser or an IQ one"
+        )
 
 
 def _format_of(name: str, values: np.ndarray, formats: dict[str, str]) -> str:
@@ -390,7 +464,8 @@ def _format_of(name: str, values: np.ndarray, formats: dict[str, str]) -> str:
 def make_real_header(path: Path | str, size: str, fmt: str = "Q4_0") -> Path:
     """Writes a file with the header of a published size and a hole where its weights would be.
 
-    Norms and other vectors are F32, matrices are `fmt`.  The hole takes no disk and reads as zeros.  The
+    Norms and other vectors are F32, matrices are `fmt`.  The hole takes no disk and reads as zeros, but for
+    rope_freqs.  The
     header comes from the gguf package, so that our reader meets bytes that another program wrote.
     """
     import gguf
@@ -416,8 +491,10 @@ def make_real_header(path: Path | str, size: str, fmt: str = "Q4_0") -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    writer.write_padding(writer.fout[0], writer.fout[0].tell())
-    writer.fout[0].truncate(writer.fout[0].tell() + total)
+    data = writer.fout[0]
+    writer.write_padding(data, data.tell())
+    data.truncate(data.tell() + total)
+    data.write(_values("", (s.H // 2,), "rope", s).tobytes())  # the first tensor; zeros are no divisors
     writer.close()
     return Path(path)
 
@@ -458,8 +535,9 @@ def real_shape(size: str) -> Shape:
     )
 
 
-def prompt(family: str, *, seed: int = 1) -> list[int]:
+def prompt(name: str, *, seed: int = 1) -> list[int]:
     """Token ids that wrap the family's window at least three times: BOS, then bytes and pieces."""
+    family = name if name in FAMILIES else RECIPES[name]["family"]
     s = FAMILIES[family]
     length = {"e2b": 33, "e4b": 37, "12b": 29, "26b": 31, "31b": 35}[family]
     return [2, *(int(x) for x in _uniform(f"{seed}/{family}/prompt", length - 1, len(_SPECIAL), s.V))]
@@ -467,13 +545,13 @@ def prompt(family: str, *, seed: int = 1) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write one tiny random model.")
-    parser.add_argument("family", choices=sorted(FAMILIES))
+    parser.add_argument("name", choices=[*FAMILIES, *RECIPES])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    make(args.out, args.family, seed=args.seed)
+    make_recipe(args.out, args.name, seed=args.seed)
     digest = hashlib.sha256(args.out.read_bytes()).hexdigest()
-    tokens = prompt(args.family, seed=args.seed)
+    tokens = prompt(args.name, seed=args.seed)
     print(json.dumps({"model": args.out.name, "sha256": digest, "tokens": tokens}))
 
 
