@@ -20,6 +20,8 @@ from refimpl.frontend.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from refimpl.frontend.template_sandbox import BoundedEnvironment
 
+MAX_SECONDS = 1.5
+SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us a pair on a slow machine
 _FENCES = [chr(c) for c in range(0xE000, 0xF900)]  # private use: never whitespace, has no case, means nothing
 _OPEN_MODEL_TURN = "<|turn>model\n"
 _CLOSED_TURN = "<turn|>\n"
@@ -39,9 +41,9 @@ class ChatTemplate:
         self.source = builtin_source() if source is None else source
         self._small_family = small_family
         self._bos, self._eos = bos, eos
-        # Templates that name the role read such messages themselves; the oldest one wants them as `tool_responses`.
-        self._fold_results = "'tool'" not in self.source and '"tool"' not in self.source
-        self._is_gemma = _OPEN_MODEL_TURN.rstrip() in self.source or "<|turn>" in self.source
+        # Templates that ask for the role "tool" read such messages themselves; the oldest one wants `tool_responses`.
+        self._fold_results = "tool_responses" in self.source and not _ASKS_FOR_TOOL_ROLE.search(self.source)
+        self._is_gemma = _CLOSED_TURN.rstrip() in self.source
 
     @cached_property
     def _environment(self) -> "BoundedEnvironment":
@@ -109,6 +111,7 @@ class ChatTemplate:
                 **(extra or {}),
                 **variables,
             },
+            seconds=MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2,
         )
         if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
             # Published revisions forget the model's turn after a message with calls, results and text; so does llama.cpp

@@ -3,7 +3,7 @@
 A chat template is a program written by a stranger.  Jinja's immutable sandbox keeps it away from the interpreter; this module
 keeps it from running for ever and from filling the memory.  The rules, all of which ordinary templates stay far below:
 
-time     every turn of a loop, call, filter and operator looks at a clock of this thread's processor time
+time     turns of loops, calls, filters and operators are steps, and every few steps look at this thread's processor time
 size     every string or container the template makes is weighed when it is made (a character 1, an element 32, nested ones
          with all they hold); one may weigh `MAX_WEIGHT`, all of them together `MAX_TOTAL`, and so may the text that comes out
 surface  filters, methods of strings and global functions are the harmless ones, listed here
@@ -26,12 +26,12 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_SOURCE = 1 << 18  # characters; the longest published Gemma 4 template has 19,000
-MAX_SECONDS = 1.5
 MAX_WEIGHT = 1 << 24
 MAX_TOTAL = 1 << 26
 MAX_RANGE = 100_000
 ELEMENT_WEIGHT = 32
 MAX_INT_BITS = 1 << 14
+STEPS_PER_LOOK = 16
 BUDGET = "%budget"  # the name of the budget among a template's variables; no template can spell it
 
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int items join last
@@ -68,14 +68,16 @@ NULL = Null()
 class Budget:
     """What one rendering may still spend."""
 
-    def __init__(self, input_weight: int, seconds: float = MAX_SECONDS):
+    def __init__(self, input_weight: int, seconds: float):
         self._deadline = time.thread_time() + seconds
+        self._steps = 0
         self._seconds = seconds
         self._max_weight = MAX_WEIGHT + 2 * input_weight
         self._left = MAX_TOTAL + 16 * input_weight
 
     def step(self) -> None:
-        if time.thread_time() > self._deadline:
+        self._steps += 1
+        if self._steps % STEPS_PER_LOOK == 0 and time.thread_time() > self._deadline:
             raise TemplateError(f"it ran for more than {self._seconds:g} s of processor time; use a simpler template")
 
     def check(self, weight: int) -> None:
@@ -134,7 +136,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         }
         self.finalize = _finalize
 
-    def render(self, source: str, variables: Mapping[str, Any], *, seconds: float = MAX_SECONDS) -> str:
+    def render(self, source: str, variables: Mapping[str, Any], *, seconds: float) -> str:
         """The text that a template makes of variables.  Every failure is a `ValueError` of one line."""
         if len(source) > MAX_SOURCE:
             raise ValueError(f"chat template: {len(source)} characters, at most {MAX_SOURCE}; this is no chat template")
