@@ -10,6 +10,6 @@ To learn the model, read in this order:
     generate.py    the whole algorithm on one screen
     frontend/      text to ids and back
 
-This package imports nothing at the top, so that who wants its nouns (config, tensors, batch, frontend) does not load
+This package imports nothing at the top: who wants its nouns (config, tensors, batch, frontend) does not load
 its verbs.
 """

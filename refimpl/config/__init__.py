@@ -7,7 +7,7 @@ answer here. That keeps five sizes of Gemma 4 in one composition of ops.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ class RopeConfig:
     """
 
     theta: float
-    inv_freq: np.ndarray
+    inv_freq: np.ndarray = field(repr=False)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RopeConfig):

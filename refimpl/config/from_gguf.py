@@ -28,6 +28,7 @@ such correction is in Config.repairs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ class _Builder:
 
     def _vocab_size(self) -> int:
         tokens = self.file.metadata.get("tokenizer.ggml.tokens")
+        tokens = tokens if isinstance(tokens, Sequence) else None  # the tokenizer will complain
         table = find(self.file.tensors, "token_embd")
         if table is None:
             n_tokens = REQUIRED if tokens is None else len(tokens)
@@ -212,16 +214,15 @@ class _Builder:
         self, n_heads: list[int], n_kv_heads: list[int], head_dims: list[int], kv_from: list[int]
     ) -> list[bool]:
         """Global layers without attn_v take the key projection as values: all of a model's or none."""
-        owners = [i for i in range(self.n_layers) if kv_from[i] == i and not self.sliding[i]]
-        without_v = []
-        for i in owners:
-            fused = self._size("attn_qkv", i, 0)
-            has_k = self._size("attn_k", i, 0) is not None or fused is not None
-            has_v = self._size("attn_v", i, 0) is not None
-            has_v |= fused is not None and fused != (n_heads[i] + n_kv_heads[i]) * head_dims[i]
-            if has_k and not has_v:
-                without_v.append(i)
-        return [i in without_v and without_v == owners for i in range(self.n_layers)]
+        any_k = any_v = False
+        for i in range(self.n_layers):
+            if not self.sliding[i]:
+                fused = self._size("attn_qkv", i, 0)
+                any_k |= fused is not None or self._size("attn_k", i, 0) is not None
+                any_v |= self._size("attn_v", i, 0) is not None
+                any_v |= fused is not None and fused > (n_heads[i] + n_kv_heads[i]) * head_dims[i]
+        owns_global = [kv_from[i] == i and not self.sliding[i] for i in range(self.n_layers)]
+        return [any_k and not any_v and owns for owns in owns_global]
 
     def _ffn_dims(self) -> list[int]:
         name = "feed_forward_length"

@@ -1,5 +1,7 @@
 """The text model of Gemma 4: token ids in, logits out."""
 
+import numpy as np
+
 from refimpl import ops
 from refimpl.model.block import Call, block
 
@@ -40,6 +42,8 @@ def forward(config, weights, cache, batch, *, activations="float", trace=None):
         mine = None if per_layer is None else per_layer[:, layer.index]
         x = block(call, layer, w, cache.layer(layer.kv_from), ropes[layer.rope], mine, x)
 
+    if len(batch.logit_rows) == 0:
+        return np.empty((0, config.vocab_size), cache.dtype)
     x = call.norm(x[batch.logit_rows], weights.output_norm)
     call.trace("result_norm", x)
     logits = call.linear(x, weights.output)
