@@ -25,11 +25,9 @@ import numpy as np
 from quant import i_quant_grids as grids
 from quant.bits import read_f16, unpack_fields
 from quant.format import Format
+from quant.i_quantize import LEVELS, quantize_iq4_nl, quantize_iq4_xs
 from quant.k_quants import sub_block_values
 from quant.legacy import scaled_values
-
-# The 16 levels of IQ4_NL and IQ4_XS: dense near zero, where weights are.
-LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 IQ1_SHIFT = np.float32(0.125)
 
@@ -186,9 +184,9 @@ FORMATS = (
     Format("IQ2_XS", 17, 256, 74, _dequantize_iq2_xs),
     Format("IQ3_XXS", 18, 256, 98, _dequantize_iq3_xxs),
     Format("IQ1_S", 19, 256, 50, _dequantize_iq1_s),
-    Format("IQ4_NL", 20, 32, 18, _dequantize_iq4_nl, None, _parts_iq4_nl),
+    Format("IQ4_NL", 20, 32, 18, _dequantize_iq4_nl, quantize_iq4_nl, _parts_iq4_nl),
     Format("IQ3_S", 21, 256, 110, _dequantize_iq3_s),
     Format("IQ2_S", 22, 256, 82, _dequantize_iq2_s),
-    Format("IQ4_XS", 23, 256, 136, _dequantize_iq4_xs, None, _parts_iq4_xs),
+    Format("IQ4_XS", 23, 256, 136, _dequantize_iq4_xs, quantize_iq4_xs, _parts_iq4_xs),
     Format("IQ1_M", 29, 256, 56, _dequantize_iq1_m),
 )

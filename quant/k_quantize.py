@@ -18,7 +18,7 @@ SIGNED_SEARCH = np.linspace(-0.9, 0.9, 19, dtype=np.float32)
 AFFINE_SEARCH = np.linspace(-1.0, 1.0, 21, dtype=np.float32)
 
 # Rounding scale and minimum each to the nearest is not always best for the pair: their neighbours are tried.
-NEIGHBOURS = tuple(itertools.product((0, -1, 1), repeat=2))
+SCALE_CHANGES = (0, -1, 1)
 
 
 def _dot(a, b):
@@ -89,7 +89,7 @@ def _fit_affine(x, top: int):
     return best_scale, best_min
 
 
-def _as_f16(d):
+def as_f16(d):
     return d.astype(np.float16).astype(np.float32)
 
 
@@ -101,14 +101,14 @@ def _round_unsigned(values, top: int):
     Returns:
         d f32[n], i16[n, g] in 0 .. top
     """
-    d = _as_f16(values.max(axis=1) / np.float32(top))
+    d = as_f16(values.max(axis=1) / np.float32(top))
     return d, np.clip(np.rint(values * reciprocal(d)[:, None]), 0, top).astype(np.int16)
 
 
-def _round_signed(values, half: int):
+def round_signed(values, half: int):
     """The same for scales of either sign; the largest in magnitude becomes -half."""
     peak = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)[:, 0]
-    d = _as_f16(peak / np.float32(-half))
+    d = as_f16(peak / np.float32(-half))
     return d, np.clip(np.rint(values * reciprocal(d)[:, None]), -half, half - 1).astype(np.int16)
 
 
@@ -127,7 +127,7 @@ def _affine_blocks(x, group: int, top: int, scale_top: int):
     dmin, near_mn = _round_unsigned(minimum.reshape(n, -1), scale_top)
     sc, mn, q = near_sc, near_mn, np.zeros(runs.shape, np.uint8)
     error = np.full(near_sc.shape, np.inf, np.float32)
-    for sc_change, mn_change in NEIGHBOURS:
+    for sc_change, mn_change in itertools.product(SCALE_CHANGES, repeat=2):
         this_sc = np.clip(near_sc + sc_change, 0, scale_top)
         this_mn = np.clip(near_mn + mn_change, 0, scale_top)
         step, shift = (d[:, None] * this_sc)[:, :, None], (dmin[:, None] * this_mn)[:, :, None]
@@ -147,7 +147,7 @@ def _signed_blocks(x, half: int, scale_half: int):
     """
     n = x.shape[0]
     runs = x.reshape(n, 16, 16)
-    d, sc = _round_signed(_fit_signed(runs.reshape(-1, 16), half).reshape(n, 16), scale_half)
+    d, sc = round_signed(_fit_signed(runs.reshape(-1, 16), half).reshape(n, 16), scale_half)
     step = (d[:, None] * sc)[:, :, None]
     q = np.clip(np.rint(runs * reciprocal(step)), -half, half - 1) + half
     return d, sc, q.astype(np.uint8).reshape(n, 256)

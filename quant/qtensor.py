@@ -11,7 +11,7 @@ from quant.format import Format
 from quant.registry import as_format, dequantize, quantize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QTensor:
     """A tensor as a file holds it.
 

@@ -1,4 +1,4 @@
-"""K quantisers: error against ggml's own, recorded by oracles/record_quant.py, and small laws."""
+"""Quantisers of our own: error against ggml's own, recorded by oracles/record_quant.py, and small laws."""
 
 import hashlib
 import json
@@ -12,6 +12,7 @@ from tests import tolerances
 
 GOLDEN = json.loads(record_quant.GOLDEN.read_text())
 K_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+OWN = (*K_FORMATS, "IQ4_NL", "IQ4_XS")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def inputs():
     return drawn
 
 
-@pytest.mark.parametrize("name", K_FORMATS)
+@pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("distribution", GOLDEN["inputs"])
 def test_error_is_no_worse_than_ggmls(name, distribution, inputs):
     x = inputs[distribution]
@@ -48,7 +49,7 @@ def test_a_constant_block_keeps_its_value(name, value):
     np.testing.assert_allclose(back, x, rtol=tolerances.QUANT_CONSTANT_REL)
 
 
-@pytest.mark.parametrize("name", K_FORMATS)
+@pytest.mark.parametrize("name", OWN)
 def test_values_on_the_grid_come_back(name):
     """Requantising what was dequantised loses next to nothing: the levels are found again."""
     x = np.random.default_rng(3).standard_normal((20, 256)).astype(np.float32)
@@ -57,7 +58,7 @@ def test_values_on_the_grid_come_back(name):
     assert record_quant.relative_rmse(once, twice) <= 0.5 * record_quant.relative_rmse(x, once)
 
 
-@pytest.mark.parametrize("name", K_FORMATS)
+@pytest.mark.parametrize("name", OWN)
 def test_blocks_are_independent(name):
     x = np.random.default_rng(4).standard_normal((6, 512)).astype(np.float32)
     whole = quant.quantize(x, name)
