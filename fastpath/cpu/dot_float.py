@@ -10,17 +10,16 @@ of an output is its own.  Arguments as in dot.py, but `q` is x f32[T, C].
 
 import numba
 
-from fastpath.cpu.dot import inlined
-from fastpath.cpu.kernel import helper, kernel
+from fastpath.cpu.kernel import helper, inlined, kernel
 from fastpath.cpu.simd import (
-    bf16_to_f32,
-    f16_to_f32,
+    low_f16,
     fma_f32,
     ld_i64,
     ld_u16,
     load_f32,
     load_first_f32,
-    load_i16,
+    load_u16,
+    low_bf16,
     splat_f32,
     st_f32,
     st_u16,
@@ -47,23 +46,23 @@ row_pitch = _pitch.py_func
 @helper
 def widen_f16(source, n_cols, target, spare):
     for c in range(0, n_cols // 16 * 16, 16):
-        store_f32(target + 4 * c, f16_to_f32(load_i16(source + 2 * c)))
+        store_f32(target + 4 * c, low_f16(load_u16(source + 2 * c)))
     rest = n_cols % 16
     if rest:
         for l in range(16):
             st_u16(spare + 2 * l, ld_u16(source + 2 * (n_cols - rest + l)) if l < rest else 0)
-        store_f32(target + 4 * (n_cols - rest), f16_to_f32(load_i16(spare)))
+        store_f32(target + 4 * (n_cols - rest), low_f16(load_u16(spare)))
 
 
 @helper
 def widen_bf16(source, n_cols, target, spare):
     for c in range(0, n_cols // 16 * 16, 16):
-        store_f32(target + 4 * c, bf16_to_f32(load_i16(source + 2 * c)))
+        store_f32(target + 4 * c, low_bf16(load_u16(source + 2 * c)))
     rest = n_cols % 16
     if rest:
         for l in range(16):
             st_u16(spare + 2 * l, ld_u16(source + 2 * (n_cols - rest + l)) if l < rest else 0)
-        store_f32(target + 4 * (n_cols - rest), bf16_to_f32(load_i16(spare)))
+        store_f32(target + 4 * (n_cols - rest), low_bf16(load_u16(spare)))
 
 
 @helper

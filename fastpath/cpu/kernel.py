@@ -27,6 +27,11 @@ def helper(function):
     return numba.njit(nogil=True, error_model="numpy")(function)
 
 
+def inlined(function):
+    """A helper whose body is copied to where it is called, so that constant arguments are constants in it."""
+    return numba.njit(inline="always", error_model="numpy")(function)
+
+
 class Kernel:
     """A range function and, after the first use, the address of its machine code."""
 

@@ -18,69 +18,72 @@ DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there
 MIN_WORK = 1 << 17  # multiplications below which a second thread does not pay
 
 
+# Per format: unpacking function, bytes of a block, offset of the unpacked bytes, (sub-blocks,) has minima.
+
+
 @kernel
 def linear_q4_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q4_0, 18, 8, 0, False)
+    blocks_of_32(args, lo, hi, thread, unpack.q4_0, 18, 8, False)
 
 
 @kernel
 def linear_q4_1(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q4_1, 20, 0, 2, False)
+    blocks_of_32(args, lo, hi, thread, unpack.q4_1, 20, 0, True)
 
 
 @kernel
 def linear_q5_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q5_0, 22, 16, 0, False)
+    blocks_of_32(args, lo, hi, thread, unpack.q5_0, 22, 16, False)
 
 
 @kernel
 def linear_q5_1(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q5_1, 24, 0, 2, False)
+    blocks_of_32(args, lo, hi, thread, unpack.q5_1, 24, 0, True)
 
 
 @kernel
 def linear_q8_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q8_0, 34, 128, 0, False)
+    blocks_of_32(args, lo, hi, thread, unpack.q8_0, 34, 128, False)
 
 
 @kernel
 def linear_iq4_nl(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.iq4_nl, 18, 128, 0, False)
+    blocks_of_32(args, lo, hi, thread, unpack.iq4_nl, 18, 128, False)
 
 
 @kernel
 def linear_mxfp4(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.mxfp4, 17, 128, 0, True)
+    blocks_of_32(args, lo, hi, thread, unpack.mxfp4, 17, 128, False)
 
 
 @kernel
 def linear_q2_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q2_k, unpack.q2_k_scales, 84, 0, 16, 80, 82)
+    blocks_of_256(args, lo, hi, thread, unpack.q2_k, 84, 0, 16, True)
 
 
 @kernel
 def linear_q3_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q3_k, unpack.q3_k_scales, 110, 4, 16, 108, -1)
+    blocks_of_256(args, lo, hi, thread, unpack.q3_k, 110, 4, 16, False)
 
 
 @kernel
 def linear_q4_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q4_k, unpack.q4_k_scales, 144, 0, 8, 0, 2)
+    blocks_of_256(args, lo, hi, thread, unpack.q4_k, 144, 0, 8, True)
 
 
 @kernel
 def linear_q5_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q5_k, unpack.q4_k_scales, 176, 0, 8, 0, 2)
+    blocks_of_256(args, lo, hi, thread, unpack.q5_k, 176, 0, 8, True)
 
 
 @kernel
 def linear_q6_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q6_k, unpack.q6_k_scales, 210, 32, 16, 208, -1)
+    blocks_of_256(args, lo, hi, thread, unpack.q6_k, 210, 32, 16, False)
 
 
 @kernel
 def linear_iq4_xs(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.iq4_xs, unpack.iq4_xs_scales, 136, 128, 8, 0, -1)
+    blocks_of_256(args, lo, hi, thread, unpack.iq4_xs, 136, 128, 8, False)
 
 
 INTEGER_KERNELS = {

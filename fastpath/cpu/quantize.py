@@ -15,7 +15,7 @@ from fastpath.cpu.kernel import helper, kernel
 from fastpath.cpu.simd import (
     abs_bits,
     add_i32,
-    bits_to_f32,
+    bits1_to_f32,
     f32_to_i32,
     i32_to_i8,
     ld_i64,
@@ -49,7 +49,7 @@ def _top(x, n_vectors):
 @helper
 def _scale_of(top_bits):
     """(scale, inverse) of a block; an unusable block has inverse 0."""
-    top = bits_to_f32(top_bits)
+    top = bits1_to_f32(top_bits)
     if top < F32(1e-30):
         return F32(0.0), F32(0.0)
     if top_bits >= INFINITY_BITS:

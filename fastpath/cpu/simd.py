@@ -38,7 +38,7 @@ class _VecModel(models.PrimitiveModel):
         super().__init__(manager, vec, vec.ir)
 
 
-i8x16, i8x32, i8x64 = Vec("i8", 16), Vec("i8", 32), Vec("i8", 64)
+i8x16, i8x64 = Vec("i8", 16), Vec("i8", 64)
 i16x16 = Vec("i16", 16)
 i32x16 = Vec("i32", 16)
 f32x16 = Vec("f32", 16)
@@ -151,9 +151,10 @@ def _reduction(vec, scalar, step):
 
 # -- memory
 
-load_i8x16, load_i8x32, load_i8x64 = _loads(i8x16), _loads(i8x32), _loads(i8x64)
-load_i16, load_i32, load_f32 = _loads(i16x16), _loads(i32x16), _loads(f32x16)
-store_i8x16, store_i8x32, store_i8x64 = _stores(i8x16), _stores(i8x32), _stores(i8x64)
+load_i8 = _loads(i8x64)
+load_i32, load_f32 = _loads(i32x16), _loads(f32x16)
+load_u16 = define(i32x16(types.intp), lambda b, p: b.zext(b.load(_pointer(b, p), typ=i16x16.ir, align=1), i32x16.ir))
+store_i8x16, store_i8 = _stores(i8x16), _stores(i8x64)
 store_i32, store_f32 = _stores(i32x16), _stores(f32x16)
 
 
@@ -231,7 +232,7 @@ max_i32 = _llvm(i32x16, "smax", 2)
 top_i32 = define(
     types.int64(i32x16), lambda b, v: b.sext(_call(b, "llvm.vector.reduce.smax.v16i32", I32, [v]), I64)
 )
-bits_to_f32 = define(types.float32(types.int64), lambda b, n: b.bitcast(b.trunc(n, I32), F32))
+bits1_to_f32 = define(types.float32(types.int64), lambda b, n: b.bitcast(b.trunc(n, I32), F32))
 less_f32 = define(  # x < y ? a : b, lane by lane
     f32x16(f32x16, f32x16, f32x16, f32x16),
     lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),
@@ -244,20 +245,14 @@ fma1_f32 = define(
 i32_to_f32 = _converts(i32x16, f32x16, "sitofp")
 f32_to_i32 = _converts(f32x16, i32x16, "fptosi")  # undefined for NaN and beyond int32: clamp first
 i32_to_i8 = _converts(i32x16, i8x16, "trunc")
-s8_to_i32 = _converts(i8x16, i32x16, "sext")
 power_of_two = define(  # 2.0 ** n for n in -126 .. 127
     f32x16(i32x16),
     lambda b, n: b.bitcast(b.shl(b.add(n, _same(i32x16, 127)), _same(i32x16, 23)), f32x16.ir),
 )
 
 
-def _bf16_to_f32(b, h):
-    return b.bitcast(b.shl(b.zext(h, i32x16.ir), _same(i32x16, 16)), f32x16.ir)
-
-
-def _f16_to_f32(b, h):
-    """IEEE half to float with integer steps: right for denormals, inf and NaN, and needs no F16C."""
-    wide = b.zext(h, i32x16.ir)
+def _f16_to_f32(b, wide):
+    """IEEE half in the low bits to float, with integer steps: right for denormals, inf and NaN; needs no F16C."""
     sign = b.shl(b.and_(wide, _same(i32x16, 0x8000)), _same(i32x16, 16))
     rest = b.shl(b.and_(wide, _same(i32x16, 0x7FFF)), _same(i32x16, 13))
     normal = b.add(rest, _same(i32x16, 112 << 23))
@@ -270,58 +265,103 @@ def _f16_to_f32(b, h):
     return b.bitcast(b.or_(value, sign), f32x16.ir)
 
 
-bf16_to_f32 = define(f32x16(i16x16), _bf16_to_f32)
-f16_to_f32 = define(f32x16(i16x16), _f16_to_f32)
-
-# -- bytes
-
-
-def _bytes(vec):
-    return {
-        "and_": lambda value: _by_constant(vec, "and_", value),
-        "shr": lambda value: _by_constant(vec, "lshr", value),
-        "shl": lambda value: _by_constant(vec, "shl", value),
-        "or_": _binary(vec, "or_"),
-        "xor": lambda value: _by_constant(vec, "xor", value),
-    }
+low_f16 = define(f32x16(i32x16), lambda b, v: _f16_to_f32(b, b.and_(v, _same(i32x16, 0xFFFF))))
+high_f16 = define(f32x16(i32x16), lambda b, v: _f16_to_f32(b, b.lshr(v, _same(i32x16, 16))))
+low_bf16 = define(f32x16(i32x16), lambda b, v: b.bitcast(b.shl(v, _same(i32x16, 16)), f32x16.ir))
 
 
-_b16, _b32 = _bytes(i8x16), _bytes(i8x32)
-low4_x16, high4_x16 = _b16["and_"](15), _b16["shr"](4)
-low4_x32, high4_x32 = _b32["and_"](15), _b32["shr"](4)
-flip_x32 = _b32["xor"](-128)
-or_x16, or_x32 = _b16["or_"], _b32["or_"]
-shl_x32, shr_x32, and_x32 = _b32["shl"], _b32["shr"], _b32["and_"]
+def _low_e8m0(b, v):
+    """2 ** (e - 128) of the exponent in the lowest byte; the two smallest results are denormal."""
+    e = b.and_(v, _same(i32x16, 255))
+    normal = b.shl(b.sub(e, _same(i32x16, 1)), _same(i32x16, 23))
+    denormal = b.shl(_same(i32x16, 0x00200000), b.and_(e, _same(i32x16, 1)))
+    return b.bitcast(b.select(b.icmp_unsigned("<", e, _same(i32x16, 2)), denormal, normal), f32x16.ir)
 
 
-def _spread_bits(b, bits):
-    """Bit l of 16 -> 16 in byte l: the fifth bits of Q5_0 and Q5_1."""
-    lanes = b.bitcast(b.trunc(bits, I16), ir.VectorType(ir.IntType(1), 16))
-    return b.and_(b.sext(lanes, i8x16.ir), _same(i8x16, 16))
+low_e8m0 = define(f32x16(i32x16), _low_e8m0)
+
+# -- bytes and bits; `n` and `mask` are constants of the code
+
+or_i8, or_i32 = _binary(i8x64, "or_"), _binary(i32x16, "or_")
+as_i32, as_i8 = _converts(i8x64, i32x16, "bitcast"), _converts(i32x16, i8x64, "bitcast")
 
 
-spread_bits_x16 = define(i8x16(types.int64), _spread_bits)
+def shr_i8(n):
+    return _by_constant(i8x64, "lshr", n)
+
+
+def shl_i8(n):
+    return _by_constant(i8x64, "shl", n)
+
+
+def and_i8(mask):
+    return _by_constant(i8x64, "and_", mask)
+
+
+def xor_i8(mask):
+    return _by_constant(i8x64, "xor", mask)
+
+
+def shr_i32(n):
+    return _by_constant(i32x16, "lshr", n)
+
+
+def and_i32(mask):
+    return _by_constant(i32x16, "and_", mask)
+
+
+def _byte(signed):
+    """Byte `at` (0 to 3) of each lane as int32."""
+
+    def build(b, v, at):
+        up = b.shl(v, _splat(b, b.trunc(b.sub(I64(24), b.shl(at, I64(3))), I32), 16))
+        return (b.ashr if signed else b.lshr)(up, _same(i32x16, 24))
+
+    return define(i32x16(i32x16, types.int64), build)
+
+
+byte_u8, byte_s8 = _byte(False), _byte(True)
+shift_i32 = define(  # each lane >> n
+    i32x16(i32x16, types.int64), lambda b, v, n: b.lshr(v, _splat(b, b.trunc(n, I32), 16))
+)
 
 
 def _lookup(table):
-    """16 bytes -> table[low 4 bits], for one constant table of 16 bytes."""
+    """Each byte -> table[byte], for bytes below 16 and one constant table."""
+    levels = [value - 256 if value > 127 else value for value in table]
+
+    def pieces(b, index, symbol, lanes):
+        kind = ir.VectorType(I8, lanes)
+        entries = ir.Constant(kind, levels * (lanes // 16))
+        parts = [
+            _call(b, symbol, kind, [entries, b.shuffle_vector(index, _undefined(index.type), _lanes(range(i, i + lanes)))])
+            for i in range(0, 64, lanes)
+        ]
+        while len(parts) > 1:
+            joined = _lanes(range(2 * parts[0].type.count))
+            parts = [b.shuffle_vector(x, y, joined) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     def build(b, index):
-        entries = ir.Constant(i8x16.ir, [v - 256 if v > 127 else v for v in table])
-        if machine.HAS_SSSE3:
-            return _call(b, "llvm.x86.ssse3.pshuf.b.128", i8x16.ir, [entries, index])
         if machine.IS_AARCH64:
-            return _call(b, "llvm.aarch64.neon.tbl1.v16i8", i8x16.ir, [entries, index])
-        result = _undefined(i8x16.ir)
-        for lane in range(16):
-            value = b.extract_element(entries, b.zext(b.extract_element(index, I32(lane)), I32))
-            result = b.insert_element(result, value, I32(lane))
+            return pieces(b, index, "llvm.aarch64.neon.tbl1.v16i8", 16)
+        for feature, symbol, lanes in (
+            ("avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
+            ("avx2", "llvm.x86.avx2.pshuf.b", 32),
+            ("ssse3", "llvm.x86.ssse3.pshuf.b.128", 16),
+        ):
+            if machine.IS_X86 and feature in machine.FEATURES:
+                return pieces(b, index, symbol, lanes)
+        result = _same(i8x64, levels[0])
+        for code in range(1, 16):
+            hit = b.icmp_unsigned("==", index, _same(i8x64, code))
+            result = b.select(hit, _same(i8x64, levels[code]), result)
         return result
 
-    return define(i8x16(i8x16), build)
+    return define(i8x64(i8x64), build)
 
 
-lookup_x16 = _lookup
+lookup_i8 = _lookup
 
 
 def _dot_words(b, acc, u, s):
@@ -373,39 +413,51 @@ dot_u8s8 = define(i32x16(i32x16, i8x64, i8x64), _dot_u8s8)
 dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
 
 
-def _transpose(b, source, stride, target):
-    """16 rows of 16 dwords, `stride` bytes apart -> 16 vectors at `target`: vector j holds dword j of each row."""
-    none = ir.VectorType(I32, 16)
-    rows = []
+# -- 16 rows at once
+
+
+def _row_address(b, source, stride, last, r):
+    """Address of row min(r, last): the last group of a matrix may have fewer than 16 rows."""
+    row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
+    return b.inttoptr(b.add(source, b.mul(stride, row)), PTR)
+
+
+def _tile(b, source, stride, last, target):
+    """16 bytes of each of 16 rows -> 4 vectors at `target`: lane r of vector j holds bytes 4j .. 4j+3 of row r.
+
+    Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords inside
+    the quarters, which every SIMD instruction set can do, gives the right order.
+    """
+    quarter = ir.VectorType(I32, 4)
+    rows = [b.load(_row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
+    spread = []
+    for g in range(4):
+        x = b.shuffle_vector(rows[g], rows[g + 4], _lanes(range(8)))
+        y = b.shuffle_vector(rows[g + 8], rows[g + 12], _lanes(range(8)))
+        spread.append(b.shuffle_vector(x, y, _lanes(range(16))))
+
+    def interleave(x, y, order):
+        return b.shuffle_vector(x, y, _lanes([4 * lane + i for lane in range(4) for i in order]))
+
+    low, high = (0, 16, 1, 17), (2, 18, 3, 19)
+    low_pair, high_pair = (0, 1, 16, 17), (2, 3, 18, 19)
+    for half, order in enumerate((low, high)):
+        x, y = interleave(spread[0], spread[1], order), interleave(spread[2], spread[3], order)
+        for j, pair in enumerate((low_pair, high_pair)):
+            b.store(interleave(x, y, pair), _pointer(b, target, 64 * (2 * half + j)), align=1)
+
+
+def _column(b, source, stride, last):
+    """4 bytes of each of 16 rows as one vector of int32."""
+    result = _undefined(i32x16.ir)
     for r in range(16):
-        rows.append(b.load(b.inttoptr(b.add(source, b.mul(stride, I64(r))), PTR), typ=none, align=1))
-    # inside each 128-bit lane: 4 x 4 dwords of four neighbouring rows
-    low32 = [4 * lane + i for lane in range(4) for i in (0, 0, 1, 1)]
-    low32 = [v + (16 if i % 2 else 0) for i, v in enumerate(low32)]
-    low64 = [4 * lane + i for lane in range(4) for i in (0, 1, 16, 17)]
-    pairs = []
-    for r in range(0, 16, 2):
-        pairs += [b.shuffle_vector(rows[r], rows[r + 1], _lanes([v + 2 * hi for v in low32])) for hi in (0, 1)]
-    quads = []
-    for g in range(0, 16, 4):
-        for half in (0, 1):
-            x, y = pairs[g + half], pairs[g + 2 + half]
-            quads += [b.shuffle_vector(x, y, _lanes([v + 2 * hi for v in low64])) for hi in (0, 1)]
-    # across lanes: lane L of quads[4g + c] becomes lane g of output 4L + c
-    join = [list(range(8)) + list(range(16, 24)), list(range(8, 16)) + list(range(24, 32))]
-    pick = [[4 * l + i for l in order for i in range(4)] for order in ((0, 2, 4, 6), (1, 3, 5, 7))]
-    for c in range(4):
-        a, bb, cc, d = (quads[4 * g + c] for g in range(4))
-        for upper in (0, 1):
-            x = b.shuffle_vector(a, bb, _lanes(join[upper]))  # lanes a0 a1 b0 b1 (or a2 a3 b2 b3)
-            y = b.shuffle_vector(cc, d, _lanes(join[upper]))
-            for odd in (0, 1):
-                out = b.shuffle_vector(x, y, _lanes(pick[odd]))
-                b.store(out, _pointer(b, target, 64 * (4 * (2 * upper + odd) + c)), align=1)
+        word = b.load(_row_address(b, source, stride, last, r), typ=I32, align=1)
+        result = b.insert_element(result, word, I32(r))
+    return result
 
 
-transpose = define(types.void(types.intp, types.intp, types.intp), _transpose)
-
+tile = define(types.void(types.intp, types.intp, types.intp, types.intp), _tile)
+column = define(i32x16(types.intp, types.intp, types.intp), _column)
 
 @intrinsic
 def call(typingctx, function, args, lo, hi, thread):
