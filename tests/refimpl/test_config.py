@@ -20,7 +20,7 @@ def only_keys(family="e2b", **keys):
     return Config.from_gguf(file)
 
 
-# --- real sizes -----------------------------------------------------------------------------------
+# --- real sizes -----------------------------------------------------------------------
 
 REAL = json.loads(tiny.HYPERPARAMETERS.read_text())["models"]
 
@@ -60,7 +60,7 @@ def test_published_sizes(size, tmp_path):
         assert moe == ((128, 8, 704) if size == "26B-A4B" else None)
 
 
-# --- the file as a whole --------------------------------------------------------------------------
+# --- the file as a whole --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_vocabulary_larger_than_the_table():
     assert config_of(keys={"tokenizer.ggml.tokens": ["a"] * 300}).vocab_size == 361
 
 
-# --- which layers slide ---------------------------------------------------------------------------
+# --- which layers slide ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_wrong_pattern(pattern):
         config_of(keys={"attention.sliding_window_pattern": pattern})
 
 
-# --- whose keys a layer reads ---------------------------------------------------------------------
+# --- whose keys a layer reads ---------------------------------------------------------
 
 
 def test_donor_is_the_last_owner_of_the_same_kind():
@@ -202,7 +202,7 @@ def test_no_donor(shared, layer):
     assert ("sliding" if shared == 7 else "global") in str(fault.value)
 
 
-# --- sizes that the weights decide ----------------------------------------------------------------
+# --- sizes that the weights decide ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_widths_without_their_keys():
     assert (config.model_dim, config.per_layer_dim) == (48, 20)
 
 
-# --- values that are keys -------------------------------------------------------------------------
+# --- values that are keys -------------------------------------------------------------
 
 
 def test_k_is_v_is_for_all_global_layers_or_none():
@@ -294,7 +294,7 @@ def test_a_sliding_layer_always_has_values():
     assert not any(layer.k_is_v for layer in config_of(drop=("blk.0.attn_v.weight",)).layers)
 
 
-# --- experts --------------------------------------------------------------------------------------
+# --- experts --------------------------------------------------------------------------
 
 
 def test_experts_from_the_weights():
@@ -325,7 +325,7 @@ def test_number_of_active_experts(active):
         config_of("26b", keys={"expert_used_count": active})
 
 
-# --- rotation -------------------------------------------------------------------------------------
+# --- rotation -------------------------------------------------------------------------
 
 QUARTER = [1e6 ** (-2 * i / 32) for i in range(4)] + [
     0.0
