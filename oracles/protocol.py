@@ -5,9 +5,8 @@
 
 The file holds one array per named intermediate, under the names of llama.cpp's graph callbacks
 (`inp_scaled`, `attn_norm-0`, `Qcur_pos-0`, `l_out-0`, `result_norm`, `result_output`: docs/glossary.md),
-rows in token order.  Two entries start with two underscores: `__tokens__`, and `__provenance__`, a JSON
-object that says which engine, version, command and model the numbers came from.  Any two such files can be
-compared name by name.
+rows in token order, and one entry `__meta__`, a JSON object that says which engine, version, command, model
+and tokens the numbers came from.  `twinpath diff` compares any two such files name by name.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-TOKENS, PROVENANCE = "__tokens__", "__provenance__"
+META = "__meta__"
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -41,7 +40,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--chunk", type=int, default=0, help="feed this many tokens at a time (default: all at once)"
     )
     p.add_argument(
-        "--seed", type=int, default=None, help="noted in the provenance: the seed the model was made from"
+        "--seed", type=int, default=None, help="noted in the meta data: the seed the model was made from"
     )
     return p
 
@@ -84,22 +83,22 @@ def save(args: argparse.Namespace, trace: Trace, *, oracle: str, version: str, *
     """Writes the arrays with where they came from."""
     rows = row_slice(args.rows)
     arrays = {name: array[rows] for name, array in trace.arrays().items()}
-    provenance = {
+    meta = {
         "oracle": oracle,
         "version": version,
         "command": command_line(),
         "model": args.model.name,
         "sha256": hashlib.sha256(args.model.read_bytes()).hexdigest(),
         "seed": args.seed,
+        "tokens": args.tokens,
         "rows": args.rows,
         "numpy": np.__version__,
         **extra,
     }
-    arrays[TOKENS] = np.array(args.tokens, np.int32)
-    arrays[PROVENANCE] = np.array(json.dumps(provenance))
+    arrays[META] = np.array(json.dumps(meta))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(args.out, **arrays)
-    print(f"{args.out}: {len(arrays) - 2} arrays, {args.out.stat().st_size / 1e3:.0f} kB")
+    print(f"{args.out}: {len(arrays) - 1} arrays, {args.out.stat().st_size / 1e3:.0f} kB")
 
 
 def command_line() -> str:
@@ -109,9 +108,8 @@ def command_line() -> str:
     return shlex.join(["python", "-m", program, *words])
 
 
-def load(path: Path) -> tuple[dict[str, np.ndarray], list[int], dict[str, object]]:
-    """Reads a trace back: (arrays, token ids, provenance)."""
+def load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    """Reads a trace back: (arrays, meta)."""
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
-    tokens = arrays.pop(TOKENS).tolist()
-    return arrays, tokens, json.loads(str(arrays.pop(PROVENANCE)))
+    return arrays, json.loads(str(arrays.pop(META)))

@@ -16,13 +16,16 @@ class Golden:
 
     name: str
     arrays: dict[str, np.ndarray]
-    tokens: list[int]
-    provenance: dict
+    meta: dict
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.meta["tokens"]
 
     @property
     def rows(self) -> slice:
         """The rows that were kept, of one per token."""
-        return protocol.row_slice(self.provenance["rows"])
+        return protocol.row_slice(self.meta["rows"])
 
     @property
     def in_order(self) -> list[str]:
@@ -31,7 +34,11 @@ class Golden:
 
 
 def read(name: str) -> Golden:
-    return Golden(name, *protocol.load(GOLDEN / f"{name}.npz"))
+    return read_file(GOLDEN / f"{name}.npz")
+
+
+def read_file(path: Path) -> Golden:
+    return Golden(path.stem, *protocol.load(path))
 
 
 def max_abs_in_deviations(got: np.ndarray, want: np.ndarray) -> float:

@@ -25,7 +25,7 @@ def test_model_is_the_one_the_oracles_saw(name, model):
     recorded = [golden for golden in ALL_GOLDENS if golden.partition(".")[0] == name]
     assert len(recorded) >= 2
     for golden in map(goldens.read, recorded):
-        assert golden.provenance["sha256"] == digest, f"{golden.name}: recorded for other bytes; record again"
+        assert golden.meta["sha256"] == digest, f"{golden.name}: recorded for other bytes; record again"
         assert golden.tokens == tiny.prompt(name)
 
 
@@ -93,7 +93,7 @@ def test_prompts_wrap_the_window_twice_and_more(family):
 @pytest.mark.parametrize("name", ALL_GOLDENS)
 def test_golden_says_where_it_is_from(name):
     assert (goldens.GOLDEN / f"{name}.npz").stat().st_size <= 200_000
-    provenance = goldens.read(name).provenance
+    meta = goldens.read(name).meta
     for key in ("oracle", "version", "command", "seed", "sha256"):
-        assert provenance[key], f"{name}: no {key}"
-    assert "/" not in provenance["command"]
+        assert meta[key], f"{name}: no {key}"
+    assert "/" not in meta["command"]
