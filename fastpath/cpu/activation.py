@@ -7,7 +7,7 @@
 import numba
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, output, shaped, words
+from fastpath.cpu.buffers import address, floats, output, shaped
 from fastpath.cpu.kernel import f32_word, helper, kernel
 from fastpath.cpu.simd import (
     add_f32,
@@ -68,7 +68,7 @@ def geglu(gate, up, *, out=None):
     gate = floats(gate, "geglu: gate")
     up = shaped(up, gate.shape, "geglu: up")
     out = output(out, gate.shape, "geglu")
-    args = words(address(gate), address(up), address(out), gate.size)
+    args = (address(gate), address(up), address(out), gate.size)
     threads.run(_geglu_kernel, args, -(-gate.size // ITEM), ITEMS_PER_PIECE)
     return out
 
@@ -76,6 +76,6 @@ def geglu(gate, up, *, out=None):
 def softcap(x, cap, *, out=None):
     x = floats(x, "softcap: x")
     out = output(out, x.shape, "softcap")
-    args = words(address(x), address(out), x.size, f32_word(cap))
+    args = (address(x), address(out), x.size, f32_word(cap))
     threads.run(_softcap_kernel, args, -(-x.size // ITEM), ITEMS_PER_PIECE)
     return out

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, numbers, output, words, workspace
+from fastpath.cpu.buffers import address, floats, numbers, output, workspace
 from fastpath.cpu.kernel import helper, kernel
 from fastpath.cpu.simd import (
     add_f32,
@@ -172,9 +172,9 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
         )
     per_thread = 4 * ((H + 15) // 16 * 16 + window + 2 * STEP)
     per_thread = -(-per_thread // 64) * 64
-    args = words(
+    args = (
         address(q), address(k_cache), address(v_cache), address(lanes), address(positions), window,
-        S, K, N // K, H, address(out), workspace(per_thread * threads.num_threads(), slot="attention"), per_thread,
+        S, K, N // K, H, address(out), workspace(per_thread * threads.num_threads(), "attention"), per_thread,
     )  # fmt: skip
     seen = min(window, reach)
     threads.run(_attention_kernel, args, T * N, max(1, MIN_WORK // (2 * H * seen)))

@@ -1,5 +1,6 @@
-"""What wrappers check, and the arrays they make: outputs, workspace, words of arguments."""
+"""What wrappers check, and the memory they make: outputs and workspace."""
 
+import ctypes
 import threading
 
 import numpy as np
@@ -42,21 +43,20 @@ def output(out, shape, where):
 
 
 def address(array):
+    """Where an array's first value lies.  Of two equal ways the second takes three times as long."""
+    if array.flags.writeable and array.flags.c_contiguous and array.size:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
     return array.__array_interface__["data"][0]
 
 
-def workspace(n_bytes, slot=0):
+def workspace(n_bytes, slot):
     """Address of scratch memory, aligned to 64 bytes and kept for the next call of the same thread.
 
-    `slot` tells apart the workspaces of one op that live at the same time.
+    `slot` names the use: two workspaces of one name are the same memory.
     """
     kept = _local.__dict__.setdefault("kept", {})
-    memory = kept.get(slot)
-    if memory is None or memory.nbytes < n_bytes + 64:
-        memory = kept[slot] = np.empty(n_bytes + n_bytes // 4 + 64, np.uint8)
-    return -(-address(memory) // 64) * 64
-
-
-def words(*values):
-    """The int64 words that a kernel reads as its arguments."""
-    return np.array(values, np.int64)
+    if slot not in kept or kept[slot][0] < n_bytes:
+        size = n_bytes + n_bytes // 4
+        memory = np.empty(size + 64, np.uint8)
+        kept[slot] = size, -(-address(memory) // 64) * 64, memory
+    return kept[slot][1]

@@ -5,10 +5,12 @@ which rows meet which matrix.  A stack of experts is the same kernel with more m
 expert, so that the weights of a chosen expert are read and unpacked once per call, and of others never.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from fastpath.cpu import dot, dot_float, threads, unpack
-from fastpath.cpu.buffers import address, floats, output, words, workspace
+from fastpath.cpu.buffers import address, floats, output, workspace
 from fastpath.cpu.dot import blocks_of_32, blocks_of_256
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
@@ -118,8 +120,7 @@ def linear(x, weight, activations, *, out=None):
         raise ValueError(f"{where}: x {x.shape} and weight {weight.shape}, expected x [T, C] and weight [M, C]")
     x, T = floats(x, where), x.shape[0]
     out = output(out, (T, weight.shape[0]), where)
-    rows = np.arange(T, dtype=np.int64)
-    _multiply(x, weight, activations, out, np.zeros(1, np.int64), np.array([0, T], np.int64), rows, rows)
+    _multiply(x, weight, activations, out, _one_matrix(T))
     return out
 
 
@@ -139,67 +140,81 @@ def expert_linear(x, weight, expert_ids, activations, *, out=None):
     flat = expert_ids.reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, starts = np.unique(flat[order], return_index=True)
-    starts = np.append(starts, len(flat)).astype(np.int64)
+    starts = np.append(starts, len(flat))
     x_rows = order // A if x.ndim == 2 else order
-    _multiply(x.reshape(-1, C), weight, activations, out, experts.astype(np.int64), starts, x_rows, order)
+    _multiply(x.reshape(-1, C), weight, activations, out, Routing(experts, starts, x_rows, order))
     return out
 
 
-def _multiply(x, weight, activations, out, matrices, starts, x_rows, out_rows):
-    """out[out_rows[i]] = x[x_rows[i]] @ weight[matrices[e]].T for the entries starts[e] .. starts[e+1]-1.
+class Routing:
+    """Which rows meet which matrix: out[out_rows[i]] = x[x_rows[i]] @ weight[matrices[u]].T for the entries
+    i = starts[u] .. starts[u+1]-1.
 
     Shapes:
-        x f32[*, C], out f32[..., M], matrices i64[U], starts i64[U + 1], x_rows and out_rows i64[n]
+        matrices i[U], starts i[U + 1], x_rows and out_rows i[n]
     """
+
+    def __init__(self, matrices, starts, x_rows, out_rows):
+        self.matrices, self.starts, self.x_rows, self.out_rows = matrices, starts, x_rows, out_rows
+        self.n_matrices, self.n_entries = len(matrices), len(x_rows)
+        self.most = int(np.diff(starts).max(initial=0))
+        self._memory = np.concatenate([matrices, starts, x_rows, out_rows]).astype(np.int64)
+        first = address(self._memory)
+        sizes = np.cumsum([0, len(matrices), len(starts), len(x_rows)])
+        self.words = (len(matrices), *(first + 8 * int(size) for size in sizes))
+
+
+@lru_cache(maxsize=64)
+def _one_matrix(T):
+    return Routing(np.zeros(1, np.int64), np.array([0, T]), np.arange(T), np.arange(T))
+
+
+def _multiply(x, weight, activations, out, routing):
     if activations not in ("int8", "float"):
         raise ValueError(f"activations: got {activations!r}, expected 'int8' or 'float'. Choose one of them")
     name = weight.format.name
     if activations == "int8" and name in INTEGER_KERNELS:
-        kernel, per_thread = INTEGER_KERNELS[name], dot.scratch_bytes(int(np.diff(starts).max(initial=0)))
         activation = quantize(x, weight.format.block_size)
+        _launch(INTEGER_KERNELS[name], dot.scratch_bytes(routing.most), activation, weight, out, routing)
     elif name in FLOAT_KERNELS:
-        kernel, per_thread = FLOAT_KERNELS[name], dot_float.scratch_bytes(weight.row_len)
         activation = (address(x), 0, 0)
+        _launch(FLOAT_KERNELS[name], dot_float.scratch_bytes(weight.row_len), activation, weight, out, routing)
     else:
-        _multiply_dequantized(x, weight, out, matrices, starts, x_rows, out_rows)
-        return
-    _launch(kernel, per_thread, activation, weight, out, matrices, starts, x_rows, out_rows, address(out))
+        _multiply_dequantized(x, weight, out, routing)
 
 
-def _launch(kernel, per_thread, activation, weight, out, matrices, starts, x_rows, out_rows, target):
+def _launch(kernel, per_thread, activation, weight, out, routing, first_column=0):
     M, C = weight.shape[-2:]
     data = weight.data
     if data.strides[-1] != 1 or data.strides[-2] != data.shape[-1]:
-        raise ValueError(f"{weight.name or 'weight'}: rows are not contiguous (strides {data.strides}); copy the tensor")
+        where = weight.name or "weight"
+        raise ValueError(f"{where}: its rows are not contiguous (strides {data.strides}); copy the tensor")
     matrix_bytes = data.strides[0] if weight.ndim == 3 else 0
     per_thread = -(-per_thread // 64) * 64
-    args = words(
-        address(data), matrix_bytes, data.shape[-1], M, C, *activation, target, 4 * out.shape[-1],
-        len(matrices), address(matrices), address(starts), address(x_rows), address(out_rows),
-        workspace(per_thread * threads.num_threads(), slot="dot"), per_thread,
+    n_threads = threads.num_threads()
+    args = (
+        address(data), matrix_bytes, data.shape[-1], M, C, *activation,
+        address(out) + 4 * first_column, 4 * out.shape[-1], *routing.words,
+        workspace(per_thread * n_threads, "dot"), per_thread,
     )  # fmt: skip
-    n_groups = -(-M // 16)
-    n_items = len(matrices) * n_groups
-    work_of_item = 16 * C * max(1, len(x_rows) // max(1, len(matrices)))
+    n_items = routing.n_matrices * -(-M // 16)
+    work_of_item = 16 * C * max(1, routing.n_entries // max(1, routing.n_matrices))
     # about eight pieces per thread, so that the last one is not waited for long
-    grain = max(MIN_WORK // work_of_item, n_items // (8 * threads.num_threads()), 1)
+    grain = max(MIN_WORK // work_of_item, n_items // (8 * n_threads), 1)
     threads.run(kernel, args, n_items, grain)
 
 
-def _multiply_dequantized(x, weight, out, matrices, starts, x_rows, out_rows):
+def _multiply_dequantized(x, weight, out, routing):
     """Formats without a kernel: some rows at a time become float32 and go through the kernel for F32."""
     M, C = weight.shape[-2:]
-    activation = (address(x), 0, 0)
+    activation, per_thread = (address(x), 0, 0), dot_float.scratch_bytes(C)
     step = max(16, DEQUANTIZED_VALUES // C // 16 * 16)
-    one = np.zeros(1, np.int64)
-    for e, matrix in enumerate(matrices):
+    for u, matrix in enumerate(routing.matrices):
         part = weight if weight.ndim == 2 else weight.expert(int(matrix))
-        chosen = slice(starts[e], starts[e + 1])
-        ends = np.array([0, starts[e + 1] - starts[e]], np.int64)
-        x_part, out_part = np.ascontiguousarray(x_rows[chosen]), np.ascontiguousarray(out_rows[chosen])
+        chosen = slice(routing.starts[u], routing.starts[u + 1])
+        ends = np.array([0, chosen.stop - chosen.start])
+        alone = Routing(np.zeros(1, np.int64), ends, routing.x_rows[chosen], routing.out_rows[chosen])
         for start in range(0, M, step):
-            rows = QTensor.from_array(part.take_rows(start, min(start + step, M)).dequantize(), "F32", weight.name)
-            _launch(
-                dot_float.linear_f32, dot_float.scratch_bytes(C), activation, rows, out,
-                one, ends, x_part, out_part, address(out) + 4 * start,
-            )  # fmt: skip
+            numbers = part.take_rows(start, min(start + step, M)).dequantize()
+            rows = QTensor.from_array(numbers, "F32", weight.name)
+            _launch(dot_float.linear_f32, per_thread, activation, rows, out, alone, start)

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, output, shaped, words, workspace
+from fastpath.cpu.buffers import address, floats, output, shaped, workspace
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.simd import (
     div_f32,
@@ -84,9 +84,9 @@ def route(router_logits, n_active, expert_scale, *, out=None):
         raise ValueError(f"route: out ids {ids.dtype}{list(ids.shape)}, expected contiguous int32[{T}, {n_active}]")
     weights = output(weights, (T, n_active), "route: weights")
     per_thread = -(-(8 * (n_active + 16) + E) // 64) * 64
-    args = words(
+    args = (
         address(logits), 0 if expert_scale is None else address(expert_scale), address(ids), address(weights),
-        E, n_active, workspace(per_thread * threads.num_threads(), slot="route"), per_thread,
+        E, n_active, workspace(per_thread * threads.num_threads(), "route"), per_thread,
     )  # fmt: skip
     threads.run(_route_kernel, args, T, TOKENS_PER_PIECE)
     return ids, weights

@@ -7,7 +7,7 @@
 import numba
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, output, shaped, words
+from fastpath.cpu.buffers import address, floats, output, shaped
 from fastpath.cpu.kernel import f32_word, kernel
 from fastpath.cpu.simd import (
     add_f32,
@@ -64,6 +64,6 @@ def rms_norm(x, weight, eps, *, out=None):
     if weight is not None:
         weight = shaped(weight, (D,), "rms_norm: weight")
     out = output(out, x.shape, "rms_norm")
-    args = words(address(x), 0 if weight is None else address(weight), address(out), D, f32_word(eps))
+    args = (address(x), 0 if weight is None else address(weight), address(out), D, f32_word(eps))
     threads.run(_rms_norm_kernel, args, x.size // max(D, 1), VALUES_PER_PIECE // max(D, 1))
     return out

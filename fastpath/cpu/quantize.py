@@ -10,7 +10,7 @@ them, because weights are stored as unsigned bytes with an offset: sum (u - offs
 import numba
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, words, workspace
+from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import helper, kernel
 from fastpath.cpu.simd import (
     abs_bits,
@@ -97,9 +97,9 @@ def quantize(x, block_size):
     """Round the rows of x f32[T, C]; returns the addresses of (q, scale, sums), valid until the next call."""
     T, C = x.shape
     n_bytes = T * C
-    space = workspace(n_bytes * 2 + 256, slot="activations")  # scale and sums together take at most half of q
+    space = workspace(n_bytes * 2 + 256, "activations")  # scale and sums together take at most half of q
     q, scales = space, space + -(-n_bytes // 64) * 64
     sums = scales + -(-T * (C // block_size) * 4 // 64) * 64
     run = quantize_256 if block_size == 256 else quantize_32
-    threads.run(run, words(address(x), C, q, scales, sums), T, max(1, ROWS_PER_PIECE // max(C, 1)))
+    threads.run(run, (address(x), C, q, scales, sums), T, max(1, ROWS_PER_PIECE // max(C, 1)))
     return q, scales, sums

@@ -7,7 +7,7 @@
 import numpy as np
 
 from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, output, words
+from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.simd import (
     add_f32,
@@ -61,6 +61,6 @@ def rope(x, cos, sin, *, out=None):
     x = floats(x, "rope: x")
     cos, sin = (np.ascontiguousarray(angle, dtype=np.float32) for angle in (cos, sin))
     out = output(out, x.shape, "rope")
-    args = words(address(x), address(cos), address(sin), address(out), N, H // 2)
+    args = (address(x), address(cos), address(sin), address(out), N, H // 2)
     threads.run(_rope_kernel, args, T, VALUES_PER_PIECE // max(N * H, 1))
     return out

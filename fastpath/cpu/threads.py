@@ -13,7 +13,9 @@ are being computed, never for a thread that the system has not scheduled.  Items
 `grain`; no item's result depends on who computes it.
 """
 
+import ctypes
 import os
+import struct
 import threading
 import weakref
 
@@ -31,6 +33,7 @@ IDLE, POSTED, RUNNING, PARKED = 0, 1, 2, 3
 LINE = 64  # bytes: each word that threads share has its own cache line
 JOB, NEXT, STATES = 0, LINE, 2 * LINE  # job: function, args, n, grain
 MAX_THREADS = 256
+MAX_ARGS = 32
 SPINS = 4000  # about 0.1 to 0.2 ms of waiting before a worker parks
 _WORD = I64.as_pointer()  # llvmlite's atomics still want a typed pointer
 
@@ -250,6 +253,7 @@ def available():
 
 
 _pool = None
+_local = threading.local()
 
 
 def set_num_threads(n_threads):
@@ -272,9 +276,18 @@ def _current():
 
 
 def run(kernel, args, n, grain=1):
-    """Compute work items 0 .. n-1 of a kernel in pieces of `grain`; args: int64 array (kept alive by the caller)."""
+    """Compute work items 0 .. n-1 of a kernel in pieces of `grain`; args: its words (the caller keeps arrays alive)."""
     if n > 0:
-        _current().run(kernel, args.ctypes.data, n, max(1, grain))
+        block = getattr(_local, "block", None) or _new_block()
+        struct.pack_into(f"{len(args)}q", block, 0, *args)
+        _current().run(kernel, _local.address, n, max(1, grain))
+
+
+def _new_block():
+    """Memory for the argument words of this thread's calls."""
+    _local.block = ctypes.create_string_buffer(8 * MAX_ARGS)
+    _local.address = ctypes.addressof(_local.block)
+    return _local.block
 
 
 def load():
