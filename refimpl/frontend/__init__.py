@@ -1,1 +1,3 @@
-"""Text in, text out: tokenizer, chat template, output parser, sampling.  Plain Python; the fast path uses these same files."""
+"""Text in, text out: tokenizer, chat template, output parser, sampling.  Plain Python; the fast path uses
+these same files.
+"""

@@ -1,11 +1,13 @@
 """Messages, tools and the thinking switch -> the prompt, as text and as token ids.
 
-The template is the one in the model file, or `gemma4.jinja` beside this module for files without one.  It runs in the sandbox of
-template_sandbox.py on messages that messages.py has brought into plain form.
+The template is the one in the model file, or `gemma4.jinja` beside this module for files without one.  It
+runs in the sandbox of template_sandbox.py on messages that messages.py has brought into plain form.
 
-Ids are made so that only the template's own markers become marker tokens.  `<turn|>` in the text of a user is fenced before the
-template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer reads markers first, then drops the
-fences, then encodes the text between two markers in one piece, so that merges reach across from template to user text.
+Ids are made so that only the template's own markers become marker tokens.  `<turn|>` in the text of a user is
+fenced before the
+template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer reads markers
+first, then drops the fences, then encodes the text between two markers in one piece, so that merges reach
+across from template to user text.
 """
 
 import re
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from refimpl.frontend.template_sandbox import BoundedEnvironment
 
 MAX_SECONDS = 1.5
-SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us a pair on a slow machine
+SECONDS_PER_PAIR = (
+    5e-6  # published templates compare each message with those before it: 2 us a pair on a slow machine
+)
 _FENCES = [chr(c) for c in range(0xE000, 0xF900)]  # private use: never whitespace, has no case, means nothing
 _OPEN_MODEL_TURN = "<|turn>model\n"
 _CLOSED_TURN = "<turn|>\n"
@@ -32,7 +36,8 @@ class ChatTemplate:
     """How one model file writes a conversation.
 
     source        the file's Jinja template; None: the built-in one
-    small_family  E2B and E4B: with thinking off the built-in template adds no empty thought (the larger models want one)
+    small_family  E2B and E4B: with thinking off the built-in template adds no empty thought (the larger
+                  models want one)
     bos           how the vocabulary spells BOS
     """
 
@@ -41,7 +46,8 @@ class ChatTemplate:
         self.source = builtin_source() if source is None else source
         self._small_family = small_family
         self._bos, self._eos = bos, eos
-        # Templates that ask for the role "tool" read such messages themselves; the oldest one wants `tool_responses`.
+        # Templates that ask for the role "tool" read such messages themselves; the oldest one wants
+        # `tool_responses`.
         self._fold_results = "tool_responses" in self.source and not _ASKS_FOR_TOOL_ROLE.search(self.source)
         self._is_gemma = _CLOSED_TURN.rstrip() in self.source
 
@@ -62,7 +68,8 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text.  What cannot be rendered is a `ValueError` of one line.
 
-        messages  [{"role": ..., "content": ...}, ...] as in the chat API of OpenAI, with everything that it allows
+        messages  [{"role": ..., "content": ...}, ...] as in the chat API of OpenAI, with everything that it
+                  allows
         tools     declarations as there
         thinking  let the model think before it answers
         extra     further variables of the template, such as preserve_thinking
@@ -98,7 +105,11 @@ class ChatTemplate:
         }
 
     def _render(
-        self, variables: dict[str, Any], thinking: bool, add_generation_prompt: bool, extra: Mapping[str, Any] | None
+        self,
+        variables: dict[str, Any],
+        thinking: bool,
+        add_generation_prompt: bool,
+        extra: Mapping[str, Any] | None,
     ) -> str:
         text = self._environment.render(
             self.source,
@@ -114,8 +125,8 @@ class ChatTemplate:
             seconds=MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2,
         )
         if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
-            # Published revisions forget the model's turn after a message with calls, results and text; so does llama.cpp
-            # say in common/parsers/gemma4.cpp, and adds it.
+            # Published revisions forget the model's turn after a message with calls, results and text; so
+            # does llama.cpp say in common/parsers/gemma4.cpp, and adds it.
             text += _OPEN_MODEL_TURN
         return text
 
@@ -127,7 +138,9 @@ def builtin_source() -> str:
 
 
 def _fencer(markers: Sequence[str], fence: str) -> Callable[[str], str]:
-    """A function that makes every marker in a text unreadable, those included that the text around it would complete."""
+    """A function that makes every marker in a text unreadable, those included that the text around it would
+    complete.
+    """
     beginnings = {marker[:k] for marker in markers for k in range(1, len(marker))}
     longest = max(map(len, markers), default=0)
 
@@ -147,5 +160,10 @@ def _fencer(markers: Sequence[str], fence: str) -> Callable[[str], str]:
 def _free_character(*values: Any) -> str:
     """A character that occurs in none of the strings."""
     used: set[str] = set()
-    map_strings(list(values), lambda text: used.update(text) or text)
+
+    def note(text: str) -> str:
+        used.update(text)
+        return text
+
+    map_strings(list(values), note)
     return next(character for character in _FENCES if character not in used)

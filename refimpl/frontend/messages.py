@@ -1,8 +1,9 @@
 """Chat messages and tool declarations as clients send them -> as every Gemma 4 template understands them.
 
-The templates in circulation stumble over what the APIs allow: content that is null or a list of parts, arguments as a JSON string,
-tool results without ids, JSON types as lists.  Each rule below changes only what a template would print wrongly or not at all;
-messages in the plain form come out as they went in.
+The templates in circulation stumble over what the APIs allow: content that is null or a list of parts,
+arguments as a JSON string,
+tool results without ids, JSON types as lists.  Each rule below changes only what a template would print
+wrongly or not at all; messages in the plain form come out as they went in.
 """
 
 import json
@@ -22,12 +23,15 @@ _MAX_SCHEMA_DEPTH = 32
 _ANY_TYPE = "string"  # for a schema that allows everything: the template wants one type, and a string can hold all others
 
 
-def normalize_messages(messages: Sequence[Mapping[str, Any]], *, null: Any, fold_results: bool) -> list[Message]:
+def normalize_messages(
+    messages: Sequence[Mapping[str, Any]], *, null: Any, fold_results: bool
+) -> list[Message]:
     """The messages in plain form; what no template could print is a `ValueError` of one line.
 
-    null          what stands for JSON's null inside arguments and results (some templates print Python's None)
-    fold_results  hand tool results to the template as `tool_responses` of the assistant message before them, for templates
-                  that know nothing of messages with role "tool"
+    null          what stands for JSON's null inside arguments and results (some templates print Python's
+                  None)
+    fold_results  hand tool results to the template as `tool_responses` of the assistant message before them,
+                  for templates that know nothing of messages with role "tool"
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages: {_shown(messages)}, expected a list with at least one message")
@@ -55,7 +59,9 @@ def _plain(message: Any, where: str, null: Any) -> Message:
 
 
 def _content(content: Any, role: str, where: str, null: Any) -> Any:
-    """A string, or a list of parts where the message has media or several texts (templates print those one by one)."""
+    """A string, or a list of parts where the message has media or several texts (templates print those one by
+    one).
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -92,35 +98,47 @@ def _part(part: Any, where: str) -> Message:
 def _tool_call(call: Any, where: str, null: Any) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where}: {_shown(call)}, expected an object with function.name and function.arguments")
+        raise ValueError(
+            f"{where}: {_shown(call)}, expected an object with function.name and function.arguments"
+        )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except ValueError as error:
-            raise ValueError(f"{where}.function.arguments: no JSON ({error}), expected a JSON object") from None
+            raise ValueError(
+                f"{where}.function.arguments: no JSON ({error}), expected a JSON object"
+            ) from None
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"{where}.function.arguments: {_shown(arguments)}, expected a JSON object")
     return {**call, "function": {**function, "arguments": _with_null(arguments or {}, null)}}
 
 
 def strip_thoughts(text: str) -> str:
-    """Text of an old answer without its `<|channel>...<channel|>` parts, as the templates cut them; what is left is not trimmed."""
+    """Text of an old answer without its `<|channel>...<channel|>` parts, as the templates cut them; what is
+    left is not trimmed.
+    """
     if "<|channel>" not in text and "<channel|>" not in text:
         return text
     return "".join(part.split("<|channel>")[0] for part in text.split("<channel|>"))
 
 
-# -- tool results ---------------------------------------------------------------------------------------------------------
+# -- tool results ----------------------------------------------------------------------------------
 
 
 def _pair_results(messages: list[Message]) -> None:
-    """Give every tool result the name of the call it answers: by id, else by its own name, else by order, else "unknown".
+    """Give every tool result the name of the call it answers: by id, else by its own name, else by order,
+    else "unknown".
 
-    Templates compare ids, and two missing ones are equal: so each call whose id is missing or taken gets one of its own, and
-    each result the id of its call, or one that no call has.
+    Templates compare ids, and two missing ones are equal: so each call whose id is missing or taken gets one
+    of its own, and each result the id of its call, or one that no call has.
     """
-    taken = {str(call.get("id")) for message in messages for call in message.get("tool_calls", ()) if call.get("id")}
+    taken = {
+        str(call.get("id"))
+        for message in messages
+        for call in message.get("tool_calls", ())
+        if call.get("id")
+    }
     fresh = (name for k in range(1 << 30) if (name := f"call_{k}") not in taken)
     k = 0
     while k < len(messages):
@@ -145,7 +163,9 @@ def _answer(result: Message, open_calls: list[dict[str, Any]], calls: list[Messa
     asked, name = result.get("tool_call_id") or None, result.get("name") or None
     if asked is not None:
         match = [item for item in open_calls if item["asked"] == asked]
-        repeated = [call for call in calls if call["id"] == asked]  # a second result for one call keeps its name
+        repeated = [
+            call for call in calls if call["id"] == asked
+        ]  # a second result for one call keeps its name
         call = match[0]["call"] if match else repeated[0] if repeated else None
     elif name is not None:
         call = next((item["call"] for item in open_calls if item["call"]["function"]["name"] == name), None)
@@ -157,7 +177,9 @@ def _answer(result: Message, open_calls: list[dict[str, Any]], calls: list[Messa
 
 
 def _folded(messages: list[Message], always: bool) -> list[Message]:
-    """Runs of tool results that the template cannot print as messages become `tool_responses` of the message before."""
+    """Runs of tool results that the template cannot print as messages become `tool_responses` of the message
+    before.
+    """
     folded: list[Message] = []
     k = 0
     while k < len(messages):
@@ -177,7 +199,9 @@ def _folded(messages: list[Message], always: bool) -> list[Message]:
         ]
         k = end
         if always and not message["content"] and k < len(messages) and messages[k]["role"] == "assistant":
-            if not messages[k].get("tool_calls"):  # what the model said after the results belongs to the same turn
+            if not messages[k].get(
+                "tool_calls"
+            ):  # what the model said after the results belongs to the same turn
                 message["content"] = messages[k]["content"]
                 k += 1
     return folded
@@ -187,11 +211,13 @@ def _only_text(content: Any) -> Any:
     return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content
 
 
-# -- tools ---------------------------------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 
 
 def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Tool declarations in the form {"type": "function", "function": {name, description, parameters}}, one type per schema."""
+    """Tool declarations in the form {"type": "function", "function": {name, description, parameters}}, one
+    type per schema.
+    """
     if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
         raise ValueError(f"tools: {_shown(tools)}, expected a list of declarations")
     return [_tool(tool, f"tools[{k}]") for k, tool in enumerate(tools or ())]
@@ -203,7 +229,9 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {_shown(tool)}, expected an object with function.name")
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping | None):
-        raise ValueError(f"{where}.function.parameters: {_shown(parameters)}, expected a JSON schema (an object)")
+        raise ValueError(
+            f"{where}.function.parameters: {_shown(parameters)}, expected a JSON schema (an object)"
+        )
     plain = {**function, "description": function.get("description") or ""}
     if parameters:
         definitions = {**_mapping(parameters.get("definitions")), **_mapping(parameters.get("$defs"))}
@@ -215,7 +243,9 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _schema(schema: Any, definitions: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """One schema with one type: references and unions resolved, null as `nullable`, a missing type guessed from the keywords."""
+    """One schema with one type: references and unions resolved, null as `nullable`, a missing type guessed
+    from the keywords.
+    """
     schema = _resolved(schema, definitions) if depth < _MAX_SCHEMA_DEPTH else {"type": "object"}
     if depth == 0:
         schema.setdefault("type", "object")
@@ -239,7 +269,9 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int) -> dict[str
 
 
 def _resolved(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a schema with its `$ref`, `allOf` and the first real alternative of its `anyOf` or `oneOf` merged in."""
+    """A copy of a schema with its `$ref`, `allOf` and the first real alternative of its `anyOf` or `oneOf`
+    merged in.
+    """
     merged = dict(_mapping(schema))
     for _ in range(_MAX_SCHEMA_DEPTH):
         if isinstance(merged.get("$ref"), str):
@@ -272,7 +304,7 @@ def _guessed_type(schema: Mapping[str, Any]) -> str:
     return _ANY_TYPE
 
 
-# -- small things ---------------------------------------------------------------------------------------------------------
+# -- small things ----------------------------------------------------------------------------------
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

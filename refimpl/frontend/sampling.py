@@ -1,17 +1,21 @@
-"""Logits to the next token: penalties, temperature, top-k, top-p, min-p, and a draw that depends on (seed, position) only.
+"""Logits to the next token: penalties, temperature, top-k, top-p, min-p, and a draw that depends on (seed,
+position) only.
 
-The steps and their order, as in llama.cpp's default chain (common/common.h `samplers`, of which we have these):
+The steps and their order, as in llama.cpp's default chain (common/common.h `samplers`, of which we have
+these):
 
     1. suppress      tokens that the model file forbids are out
-    2. penalties     on tokens of the history: repetition divides (positive) or multiplies (negative) a logit, then frequency takes
-                     off once per occurrence and presence once (llama-sampler.cpp `llama_sampler_penalties_apply`)
+    2. penalties     on tokens of the history: repetition divides (positive) or multiplies (negative) a logit,
+                     then frequency takes off once per occurrence and presence once (llama-sampler.cpp
+                     `llama_sampler_penalties_apply`)
     3. top-k         the k largest stay; equal ones: lower ids first
     4. top-p         the smallest set of likeliest tokens whose probabilities sum to at least p stays
     5. min-p         tokens at least min_p times as likely as the likeliest stay
     6. temperature   logits / temperature, then softmax and one draw
 
-Steps 3 to 5 look at probabilities before the temperature, as llama.cpp does: a high temperature does not bring back what they cut.
-Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest id.
+Steps 3 to 5 look at probabilities before the temperature, as llama.cpp does: a high temperature does not
+bring back what they cut. Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest
+id.
 
 Everything is float64 on one row, so that the choice does not depend on a batch, a thread or a vector width.
 """
@@ -29,7 +33,8 @@ PENALTY_WINDOW = 64  # tokens of history that penalties look at; llama.cpp's pen
 class SamplingParams:
     """How to choose tokens; the defaults are greedy.
 
-    temperature        0: greedy; 1: the model's own distribution; Gemma 4's authors recommend 1 with top_k 64 and top_p 0.95
+    temperature        0: greedy; 1: the model's own distribution; Gemma 4's authors recommend 1 with top_k 64
+                       and top_p 0.95
     top_k              0: no limit
     top_p              1: no limit
     min_p              0: no limit
@@ -85,8 +90,7 @@ def sample(
     if params.temperature == 0:
         return int(np.argmax(scores))  # NumPy takes the first of equal ones
     ids, kept = _filtered(scores, params)
-    probs = softmax(kept / params.temperature)
-    cumulative = np.cumsum(probs)
+    cumulative = np.cumsum(np.exp((kept - kept.max()) / params.temperature))
     draw = uniform(params.seed, position) * cumulative[-1]
     return int(ids[min(int(np.searchsorted(cumulative, draw, side="right")), len(ids) - 1)])
 
@@ -109,7 +113,9 @@ def distribution(
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """f64[..., V]: natural logarithms of the model's probabilities, as APIs report them (before this module's steps)."""
+    """f64[..., V]: natural logarithms of the model's probabilities, as APIs report them (before this module's
+    steps).
+    """
     logits = np.asarray(logits, np.float64)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -121,7 +127,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to (seed, position): Philox is a function of key and counter, with no state to carry."""
+    """A number in [0, 1) that belongs to (seed, position): Philox is a function of key and counter, with no
+    state to carry.
+    """
     return float(np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, 0, position])).random())
 
 
@@ -144,7 +152,9 @@ def _scores(
     if len(forbidden):
         scores[forbidden[(forbidden >= 0) & (forbidden < len(scores))]] = -inf
         if np.isneginf(scores).all():
-            raise ValueError(f"suppress: all {len(scores)} tokens of the vocabulary, expected at least one that is left")
+            raise ValueError(
+                f"suppress: all {len(scores)} tokens of the vocabulary, expected at least one that is left"
+            )
     return scores
 
 
@@ -161,26 +171,51 @@ def _penalize(scores: np.ndarray, params: SamplingParams, history: np.ndarray | 
 
 
 def _filtered(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Steps 3 to 5: (ids, their scores), likeliest first, equal ones by id."""
+    """Steps 3 to 5: (ids, their scores); sorted, likeliest first and equal ones by id, where a limit needed
+    the order.
+    """
     ids = np.flatnonzero(scores > -inf)
-    if 0 < params.top_k < len(ids):
-        threshold = np.partition(scores[ids], -params.top_k)[-params.top_k]
-        ids = ids[scores[ids] >= threshold]  # with ties these may be more than k: cut below, after sorting
-    if params.top_k or params.top_p < 1:  # else the order does not matter, and sorting 262,144 scores would take its time
-        ids = ids[np.argsort(-scores[ids], kind="stable")]
-        ids = ids[: params.top_k or None]
-    kept = scores[ids]
+    if params.top_k:
+        ids = _largest(scores, ids, params.top_k)
     if params.top_p < 1:
-        n_kept = int(np.searchsorted(np.cumsum(softmax(kept)), params.top_p)) + 1
-        ids, kept = ids[:n_kept], kept[:n_kept]
+        ids = _nucleus(scores, ids, params.top_p)
+    kept = scores[ids]
     if params.min_p > 0:
         likely = kept >= kept.max() + np.log(params.min_p)
         ids, kept = ids[likely], kept[likely]
     return ids, kept
 
 
+def _largest(scores: np.ndarray, ids: np.ndarray, n: int) -> np.ndarray:
+    """The `n` ids (in ascending order) with the largest scores, sorted; of equal ones the lower ids."""
+    if n < len(ids):
+        threshold = np.partition(scores[ids], -n)[-n]
+        ids = ids[scores[ids] >= threshold]  # with ties more than n, until they are sorted
+    return ids[np.argsort(-scores[ids], kind="stable")][:n]
+
+
+def _nucleus(scores: np.ndarray, ids: np.ndarray, top_p: float) -> np.ndarray:
+    """The shortest run of largest scores whose probabilities among `ids` sum to at least `top_p`, sorted."""
+    largest = scores[ids].max()
+    wanted = top_p * np.exp(scores[ids] - largest).sum()
+    n = 256  # most distributions need few tokens, and sorting a whole vocabulary takes 20 ms
+    while True:
+        head = _largest(scores, np.sort(ids), n)
+        sums = np.cumsum(np.exp(scores[head] - largest))
+        if sums[-1] >= wanted or len(head) == len(ids):
+            return head[: int(np.searchsorted(sums, wanted)) + 1]
+        n *= 8
+
+
 def _check(
-    name: str, value: float, low: float, high: float, expected: str = "", *, whole: bool = False, low_open: bool = False
+    name: str,
+    value: float,
+    low: float,
+    high: float,
+    expected: str = "",
+    *,
+    whole: bool = False,
+    low_open: bool = False,
 ) -> None:
     """Refuse a parameter that is no number in [low, high] (finite, in any case)."""
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
@@ -188,5 +223,7 @@ def _check(
         if not expected:
             kind = "a whole number" if whole else "a number"
             least = "" if low == -inf else f" of at least {low:g}"
-            expected = kind + least + ("" if high in (inf, 1 << 31, (1 << 64) - 1) else f" and at most {high:g}")
+            expected = (
+                kind + least + ("" if high in (inf, 1 << 31, (1 << 64) - 1) else f" and at most {high:g}")
+            )
         raise ValueError(f"{name}: {value!r}, expected {expected}")

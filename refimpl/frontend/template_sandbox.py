@@ -1,15 +1,19 @@
 """Jinja for templates that come out of files: no way out of the sandbox, and a bound on work and memory.
 
-A chat template is a program written by a stranger.  Jinja's immutable sandbox keeps it away from the interpreter; this module
-keeps it from running for ever and from filling the memory.  The rules, all of which ordinary templates stay far below:
+A chat template is a program written by a stranger.  Jinja's immutable sandbox keeps it away from the
+interpreter; this module
+keeps it from running for ever and from filling the memory.  The rules, all of which ordinary templates stay
+far below:
 
-time     turns of loops, calls, filters and operators are steps, and every few steps look at this thread's processor time
-size     every string or container the template makes is weighed when it is made (a character 1, an element 32, nested ones
-         with all they hold); one may weigh `MAX_WEIGHT`, all of them together `MAX_TOTAL`, and so may the text that comes out
+time     turns of loops, calls, filters and operators are steps, and every few steps look at this thread's
+         processor time
+size     every string or container the template makes is weighed when it is made (a character 1, an element
+         32, nested ones with all they hold); one may weigh `MAX_WEIGHT`, all of them together `MAX_TOTAL`,
+         and so may the text that comes out
 surface  filters, methods of strings and global functions are the harmless ones, listed here
 
-Jinja asks the environment about calls, attributes and arithmetic.  What it does not ask about (loops, `~`, literals, plain text)
-is rewritten in the syntax tree to pass through a filter of ours.
+Jinja asks the environment about calls, attributes and arithmetic.  What it does not ask about (loops, `~`,
+literals, plain text) is rewritten in the syntax tree to pass through a filter of ours.
 """
 
 import json
@@ -34,24 +38,30 @@ MAX_INT_BITS = 1 << 14
 STEPS_PER_LOOK = 16
 BUDGET = "%budget"  # the name of the budget among a template's variables; no template can spell it
 
-_FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int items join last
-    length list lower map max min reject rejectattr replace reverse round safe select selectattr sort string sum title
-    tojson trim truncate unique upper wordcount""".split()
+_FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int
+items join last
+    length list lower map max min reject rejectattr replace reverse round safe select selectattr sort string
+    sum title tojson trim truncate unique upper wordcount""".split()
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
-        """capitalize count endswith find format index isalnum isalpha isdigit islower isspace istitle isupper join lower lstrip
-        partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith strip
-        title upper""".split()
+        """capitalize count endswith find format index isalnum isalpha isdigit islower isspace istitle isupper
+        join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip
+        split splitlines startswith strip title upper
+        """.split()
     ),
     bytes: frozenset(),
     int: frozenset(),
     float: frozenset({"is_integer"}),
 }
-_WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^}]*\{")  # a width or precision of four digits, or one taken from an argument
+_WIDE_FORMAT = re.compile(
+    r"\d{4}|\*|\{[^}]*\{"
+)  # a width or precision of four digits, or one taken from an argument
 
 
 class Null:
-    """What a JSON null inside tool arguments becomes: it prints `null`, where some templates print Python's `None`."""
+    """What a JSON null inside tool arguments becomes: it prints `null`, where some templates print Python's
+    `None`.
+    """
 
     def __bool__(self) -> bool:
         return False
@@ -78,12 +88,16 @@ class Budget:
     def step(self) -> None:
         self._steps += 1
         if self._steps % STEPS_PER_LOOK == 0 and time.thread_time() > self._deadline:
-            raise TemplateError(f"it ran for more than {self._seconds:g} s of processor time; use a simpler template")
+            raise TemplateError(
+                f"it ran for more than {self._seconds:g} s of processor time; use a simpler template"
+            )
 
     def check(self, weight: int) -> None:
         """Refuse something before it is made."""
         if weight > self._max_weight:
-            raise TemplateError(f"it makes a value of size {weight}, allowed are {self._max_weight}; use a simpler template")
+            raise TemplateError(
+                f"it makes a value of size {weight}, allowed are {self._max_weight}; use a simpler template"
+            )
 
     def charge(self, value: Any) -> Any:
         """Count a value that the template made; returns it."""
@@ -96,7 +110,9 @@ class Budget:
         return value
 
     def weigh(self, value: Any) -> int:
-        """Size of a value with all it holds; stops with an error once that is too large (also for one that holds itself)."""
+        """Size of a value with all it holds; stops with an error once that is too large (also for one that
+        holds itself).
+        """
         weight, waiting = 0, [value]
         while waiting:
             item = waiting.pop()
@@ -122,10 +138,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "%", "**"])
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], cache_size=0)
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], cache_size=0
+        )
         known = self.filters
         self.filters = {name: _charged(known[name]) for name in _FILTERS if name in known}
-        self.filters |= {"tojson": _tojson, "join": _join, "replace": _replace, "string": _string, "indent": _indent}
+        self.filters |= {
+            "tojson": _tojson,
+            "join": _join,
+            "replace": _replace,
+            "string": _string,
+            "indent": _indent,
+        }
         self.filters |= {"%loop": _loop, "%made": _made, "%concat": _concat}
         self.globals = {
             "dict": dict,
@@ -139,21 +163,25 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def render(self, source: str, variables: Mapping[str, Any], *, seconds: float) -> str:
         """The text that a template makes of variables.  Every failure is a `ValueError` of one line."""
         if len(source) > MAX_SOURCE:
-            raise ValueError(f"chat template: {len(source)} characters, at most {MAX_SOURCE}; this is no chat template")
+            raise ValueError(
+                f"chat template: {len(source)} characters, at most {MAX_SOURCE}; this is no chat template"
+            )
         try:
             template = self.from_string(source)
             budget = Budget(_input_weight(variables), seconds)
             context = template.new_context({**variables, BUDGET: budget})
             return "".join(budget.charge(piece) for piece in template.root_render_func(context))
         except RecursionError:
-            raise ValueError("chat template: nested or recursive too deeply; use a simpler template") from None
+            raise ValueError(
+                "chat template: nested or recursive too deeply; use a simpler template"
+            ) from None
         except MemoryError:
             raise ValueError("chat template: it needs too much memory; use a simpler template") from None
         except Exception as error:  # the sandbox and the template's own mistakes raise anything
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise ValueError(f"chat template: {kind}{' '.join(str(error).split())}") from None
 
-    # -- what Jinja asks the environment ---------------------------------------------------------------------------------
+    # -- what Jinja asks the environment -----------------------------------------------------------
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget(context)
@@ -207,12 +235,14 @@ class _FormatMethod:
 
 
 class _Metered(NodeTransformer):
-    """Sends through a filter of ours what Jinja compiles to plain Python: loops, `~`, literals of containers, text."""
+    """Sends through a filter of ours what Jinja compiles to plain Python: loops, `~`, literals of containers,
+    text.
+    """
 
     def __init__(self, environment: BoundedEnvironment):
         self._environment = environment
 
-    def _through(self, name: str, node: nodes.Expr) -> nodes.Filter:
+    def _through(self, name: str, node: Any) -> nodes.Filter:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -240,7 +270,7 @@ class _Metered(NodeTransformer):
         return self._through("%made", nodes.Const(node.data, lineno=node.lineno))
 
 
-# -- filters -------------------------------------------------------------------------------------------------------------
+# -- filters ---------------------------------------------------------------------------------------
 
 
 def _budget(context: Context) -> Budget:
@@ -249,7 +279,9 @@ def _budget(context: Context) -> Budget:
 
 def _charged(function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja's that looks at the clock before and is charged for its result after."""
-    wanted = str(getattr(function, "jinja_pass_arg", ""))  # Jinja's mark on filters that want context or environment
+    wanted = str(
+        getattr(function, "jinja_pass_arg", "")
+    )  # Jinja's mark on filters that want context or environment
 
     @pass_context
     def charged(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -306,7 +338,9 @@ def _string(context: Context, value: Any) -> str:
 @pass_context
 def _join(context: Context, values: Iterable[Any], separator: Any = "", attribute: Any = None) -> str:
     if attribute is not None:
-        values = context.environment.call_filter("map", values, kwargs={"attribute": attribute}, context=context)
+        values = context.environment.call_filter(
+            "map", values, kwargs={"attribute": attribute}, context=context
+        )
     budget = _budget(context)
     parts = [str(_finalize(context, value)) for value in values]
     separator = str(separator)
@@ -323,7 +357,9 @@ def _replace(context: Context, text: Any, old: Any, new: Any, count: int | None 
 
 
 @pass_context
-def _indent(context: Context, text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def _indent(
+    context: Context, text: Any, width: int | str = 4, first: bool = False, blank: bool = False
+) -> str:
     budget = _budget(context)
     text = str(_finalize(context, text))
     if isinstance(width, int):
@@ -352,7 +388,11 @@ def _tojson(
     if indent is not None and not 0 <= indent <= 16:
         raise TemplateError(f"tojson: indent {indent}, allowed are 0 to 16")
     encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_json_value
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_json_value,
     )
     pieces, length = [], 0
     for piece in encoder.iterencode(value):
@@ -369,13 +409,15 @@ def _json_value(value: Any) -> Any:
     raise TemplateError(f"tojson: {type(value).__name__} has no JSON form")
 
 
-# -- global functions -----------------------------------------------------------------------------------------------------
+# -- global functions ------------------------------------------------------------------------------
 
 
 def _range(*args: int) -> range:
     numbers = range(*args)
     if len(numbers) > MAX_RANGE:
-        raise TemplateError(f"range of {len(numbers)} numbers, allowed are {MAX_RANGE}; use a simpler template")
+        raise TemplateError(
+            f"range of {len(numbers)} numbers, allowed are {MAX_RANGE}; use a simpler template"
+        )
     return numbers
 
 
@@ -389,7 +431,7 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-# -- how large a result will be -------------------------------------------------------------------------------------------
+# -- how large a result will be --------------------------------------------------------------------
 
 
 def _input_weight(value: Any) -> int:
@@ -414,7 +456,9 @@ def _times(value: Any) -> int:
 
 
 def _check_integers(operator: str, left: int, right: int) -> None:
-    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(0, right)}.get(operator, 0)
+    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(0, right)}.get(
+        operator, 0
+    )
     if bits > MAX_INT_BITS:
         raise TemplateError(f"an integer of {bits} bits, allowed are {MAX_INT_BITS}; use a simpler template")
 
@@ -425,7 +469,9 @@ def _check_format(budget: Budget, form: str, arguments: Any) -> None:
     budget.check(len(form) + budget.weigh(arguments) * max(1, form.count("%") + form.count("{")))
 
 
-def _check_method(budget: Budget, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_method(
+    budget: Budget, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Refuse a call of a string's method whose result would be too large."""
     if name == "replace" and len(args) > 1:
         old, new = args[:2]

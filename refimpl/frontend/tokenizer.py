@@ -1,11 +1,16 @@
-"""Text to token ids and back: Gemma 4's byte-pair encoding, built from the vocabulary that a GGUF file carries.
+"""Text to token ids and back: Gemma 4's byte-pair encoding, built from the vocabulary that a GGUF file
+carries.
 
-Encoding  spaces become U+2581, every character (or, where the vocabulary lacks it, every one of its UTF-8 bytes as a
-          `<0xHH>` token) is a symbol, and the pair of neighbours that stands earliest in the list of merges is joined until no
-          pair of neighbours is in it.  There is no split into words.  The `tokenizers` library does the joining.
-Markers   `<|turn>`, `<bos>`, `<|"|>` and the like are one token each, and no text makes them: `encode` writes a marker only
-          when asked to (`parse_special=True`), so that a user who types one has typed characters.
-Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds back the bytes of an unfinished character.
+Encoding  spaces become U+2581, every character (or, where the vocabulary lacks it, every one of its UTF-8
+          bytes as a `<0xHH>` token) is a symbol, and the pair of neighbours that stands earliest in the list
+          of merges is joined until no
+          pair of neighbours is in it.  There is no split into words.  The `tokenizers` library does the
+          joining.
+Markers   `<|turn>`, `<bos>`, `<|"|>` and the like are one token each, and no text makes them: `encode` writes
+          a marker only when asked to (`parse_special=True`), so that a user who types one has typed
+          characters.
+Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds back the bytes of an unfinished
+          character.
 """
 
 import codecs
@@ -23,7 +28,9 @@ END_OF_GENERATION = ("<eos>", "<turn|>", "<|tool_response>")
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_MARKER = re.compile(r"<\|[^\n]*>|<[^\n]*\|>")  # `<|tool_call>`, `<channel|>`, `<|"|>`: user-defined, yet never typed by users
+_MARKER = re.compile(
+    r"<\|[^\n]*>|<[^\n]*\|>"
+)  # `<|tool_call>`, `<channel|>`, `<|"|>`: user-defined, yet never typed by users
 
 
 class _File(Protocol):
@@ -38,7 +45,8 @@ class Tokenizer:
 
     n_vocab       number of tokens
     bos_id        the token in front of every prompt
-    eog_ids       the tokens that end generation: those of `END_OF_GENERATION` that this vocabulary has, and the file's own
+    eog_ids       the tokens that end generation: those of `END_OF_GENERATION` that this vocabulary has, and
+                  the file's own
     suppress_ids  tokens that must not be sampled (the file's `suppress_tokens`)
     """
 
@@ -61,8 +69,9 @@ class Tokenizer:
                 f"tokenizer.ggml.token_type: {types.size} entries, but tokenizer.ggml.tokens has {self.n_vocab}; "
                 "both lists come from one converter run: convert the model again"
             )
-        user_defined = {int(i): tokens[i] for i in np.flatnonzero(types == USER_DEFINED)}
-        self._special = {int(i): tokens[i] for i in np.flatnonzero((types == CONTROL) | (types == UNKNOWN))}
+        user_defined = {i: tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist()}
+        control = np.flatnonzero((types == CONTROL) | (types == UNKNOWN))
+        self._special: dict[int, str] = {i: tokens[i] for i in control.tolist()}
         self._special |= {i: text for i, text in user_defined.items() if _MARKER.fullmatch(text)}
         added = {text: i for i, text in user_defined.items() if i not in self._special}
         self._special_ids = {text: i for i, text in self._special.items()}
@@ -116,10 +125,12 @@ class Tokenizer:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """How the markers are spelled: what `encode(parse_special=True)` reads as tokens and typed text must not become."""
+        """How the markers are spelled: what `encode(parse_special=True)` reads as tokens and typed text must
+        not become.
+        """
         return tuple(self._special_ids)
 
-    # -- vocabulary --------------------------------------------------------------------------------------------------------
+    # -- vocabulary --------------------------------------------------------------------------------
 
     def id_of(self, piece: str) -> int | None:
         """The id of the token spelled exactly `piece` (a space is U+2581), or None."""
@@ -135,7 +146,9 @@ class Tokenizer:
         return token_id in self._special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the text; one byte, possibly of an unfinished character, for the `<0xHH>` tokens."""
+        """What a token adds to the text; one byte, possibly of an unfinished character, for the `<0xHH>`
+        tokens.
+        """
         found = self._bytes.get(token_id)
         if found is None:
             piece = self.piece(token_id)
@@ -144,7 +157,7 @@ class Tokenizer:
             self._bytes[token_id] = found
         return found
 
-    # -- text to ids -------------------------------------------------------------------------------------------------------
+    # -- text to ids -------------------------------------------------------------------------------
 
     def encode(
         self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = False, fence: str = ""
@@ -152,8 +165,10 @@ class Tokenizer:
         """Token ids of a text.
 
         add_bos        put BOS in front, unless `parse_special` already found one there: never two
-        parse_special  read markers (`<|turn>`) as the tokens they name; otherwise they are characters like all others
-        fence          a character that is dropped once markers have been read: one inside a marker keeps it from being read
+        parse_special  read markers (`<|turn>`) as the tokens they name; otherwise they are characters like
+                       all others
+        fence          a character that is dropped once markers have been read: one inside a marker keeps it
+                       from being read
         """
         text = _clean(text)
         splitter = self._special_splitter if parse_special else self._plain_splitter
@@ -168,7 +183,7 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    # -- ids to text -------------------------------------------------------------------------------------------------------
+    # -- ids to text -------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -181,7 +196,9 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes one token at a time.  What `push` gives, joined with what `flush` gives, equals `decode` of all ids."""
+    """Decodes one token at a time.  What `push` gives, joined with what `flush` gives, equals `decode` of all
+    ids.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False):
         self._tokenizer = tokenizer
@@ -195,14 +212,18 @@ class StreamDecoder:
         return self._utf8.decode(self._tokenizer.token_bytes(int(token_id)))
 
     def flush(self) -> str:
-        """The end of the text: U+FFFD if a character was left unfinished; the decoder is as new afterwards."""
+        """The end of the text: U+FFFD if a character was left unfinished; the decoder is as new
+        afterwards.
+        """
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
 
 
 def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:
-    """The `tokenizers` object.  Markers are left out of its vocabulary: no merge and no typed text can make one."""
+    """The `tokenizers` object.  Markers are left out of its vocabulary: no merge and no typed text can make
+    one.
+    """
     from tokenizers import Tokenizer as HFTokenizer  # here, so that `import refimpl.frontend` costs nothing
     from tokenizers import models
 
@@ -219,7 +240,9 @@ def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], 
         bpe = models.BPE(vocab=vocab, merges=pairs, unk_token=unk, fuse_unk=True, byte_fallback=True)
     except Exception as error:  # the library raises bare Exception, and hides those of `pairs`
         found = pairs.fault or f"tokenizer.ggml.merges: {' '.join(str(error).split())}"
-        raise ValueError(f"{found}; vocabulary and merges must come from one file: convert the model again") from None
+        raise ValueError(
+            f"{found}; vocabulary and merges must come from one file: convert the model again"
+        ) from None
     return HFTokenizer(bpe)
 
 
@@ -243,7 +266,9 @@ class _MergePairs(Sequence):
         for rank, merge in enumerate(self._merges):
             pair = tuple(merge.split(" "))
             if len(pair) != 2:
-                self.fault = f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with one space between"
+                self.fault = (
+                    f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with one space between"
+                )
                 raise ValueError(self.fault)
             yield pair
 
@@ -259,7 +284,9 @@ def _clean(text: str | bytes) -> str:
     if isinstance(text, bytes | bytearray):
         text = bytes(text).decode("utf-8", "replace")
     if len(text) > MAX_TEXT:
-        raise ValueError(f"text: {len(text)} characters, at most {MAX_TEXT} fit any context; give a shorter text")
+        raise ValueError(
+            f"text: {len(text)} characters, at most {MAX_TEXT} fit any context; give a shorter text"
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:  # halves of surrogate pairs: join the pairs, replace the single ones
@@ -271,8 +298,14 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
     value = metadata.get(key)
     if value is None:
         raise ValueError(f"{key}: missing; Gemma 4's tokenizer needs it: convert the model again")
-    if isinstance(value, str) or not hasattr(value, "__len__") or (len(value) and not isinstance(value[0], str)):
-        raise ValueError(f"{key}: {type(value).__name__}, expected an array of strings; convert the model again")
+    if (
+        isinstance(value, str)
+        or not hasattr(value, "__len__")
+        or (len(value) and not isinstance(value[0], str))
+    ):
+        raise ValueError(
+            f"{key}: {type(value).__name__}, expected an array of strings; convert the model again"
+        )
     return value
 
 
@@ -287,5 +320,7 @@ def _check_id(value: Any, where: str, n_vocab: int) -> int:
     except AttributeError:
         raise ValueError(f"{where}: {value!r} is no token id, expected 0 to {n_vocab - 1}") from None
     if not 0 <= token_id < n_vocab:
-        raise ValueError(f"{where}: {token_id}, expected 0 to {n_vocab - 1} (the vocabulary has {n_vocab} tokens)")
+        raise ValueError(
+            f"{where}: {token_id}, expected 0 to {n_vocab - 1} (the vocabulary has {n_vocab} tokens)"
+        )
     return token_id
