@@ -57,6 +57,8 @@ def generate(
     """
     params = params or SamplingParams()
     ids = list(prompt_ids)
+    if not ids:
+        raise ValueError("prompt: got no tokens, expected at least one. Begin with BOS")
     capacity = min(len(ids) + max_tokens, model.config.context_len)
     cache = KVCache(model.config, 1, capacity, chunk, dtype)
 
