@@ -164,9 +164,7 @@ class Engine:
                 )
             except _FoundNotFinite as found:
                 return str(found)
-        return (
-            "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"
-        )
+        return "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"
 
 
 class _FoundNotFinite(Exception):

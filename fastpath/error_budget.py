@@ -70,7 +70,6 @@ TABLE: dict[str, Budget] = {
     "ffn_moe_up": _ROUTED,
     "ffn_moe_gate": _ROUTED,
     "ffn_moe_geglu": _ROUTED,
-    "ffn_moe_down": _ROUTED,
     "ffn_moe_out": _ROUTED,
     "ffn_moe": _ROUTED,
     "ffn_moe_combined": _ROUTED,
@@ -94,16 +93,18 @@ def split_name(name: str) -> tuple[str, int | None]:
     return (base, int(layer)) if dash and layer.isdecimal() else (name, None)
 
 
-def limit_of(name: str, column: str) -> float | None:
+def limit_of(name: str, column: str, n_layers: int) -> float | None:
     """The budget of a name, e.g. "l_out-7"; None for a name that is not in the table.
 
-    The head has no layer number; its limits are stated for models of any depth.
+    The head reads the last layer's output: it counts as layer n_layers - 1.
     """
     base, layer = split_name(name)
     if base not in TABLE:
         return None
+    if layer is None:
+        layer = n_layers - 1 if base in _HEAD_NAMES else 0
     limit: float = getattr(TABLE[base], column)
-    return limit * math.sqrt(1 + (layer or 0))
+    return limit * math.sqrt(1 + layer)
 
 
 def order_of(name: str) -> tuple[int, int, int, str]:

@@ -1,13 +1,13 @@
-"""Tokens one after the other, and the text-level stop: what turns logits into an answer."""
+"""Tokens one after the other: what turns logits into an answer."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from refimpl.frontend.sampling import SamplingParams, sample
 
 from fastpath.engine import Engine
+from refimpl.frontend.sampling import SamplingParams, sample
 
 
 @dataclass
@@ -83,43 +83,3 @@ def generate(
         lane,
         progress,
     )
-
-
-class StopStrings:
-    """Ends a stream of text at the first of some strings, and withholds no more than it must.
-
-    Text is held back only while it could still become a stop string: the longest end of it that is a proper
-    prefix of one. Of several stop strings the one that is complete first counts, however the text is cut.
-    """
-
-    def __init__(self, stops: Sequence[str]):
-        if not all(stops):
-            raise ValueError("a stop string is empty, which would end every answer at once. Leave it out.")
-        self.stops = tuple(stops)
-        self.is_over = False
-        self._held = ""
-
-    def push(self, text: str) -> str:
-        """The part of the stream that is certain now; nothing once a stop string was met."""
-        if self.is_over:
-            return ""
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
-            self.is_over, self._held = True, ""
-            return text[: min(found)[1]]
-        keep = self._undecided(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-    def flush(self) -> str:
-        """What was held back, when the stream ends without a stop string."""
-        held, self._held = self._held, ""
-        return held
-
-    def _undecided(self, text: str) -> int:
-        longest = max((len(stop) for stop in self.stops), default=1) - 1
-        for n in range(min(longest, len(text)), 0, -1):
-            if any(len(stop) > n and stop.startswith(text[-n:]) for stop in self.stops):
-                return n
-        return 0

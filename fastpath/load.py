@@ -1,7 +1,7 @@
 """A model file, opened: configuration, weights that stay in the file, tokenizer, chat template."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ class Model:
     path: Path
     file: Any
     config: Config
-    weights: Weights
+    weights: Weights = field(repr=False)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Every id has a row in the embedding table, or ValueError."""

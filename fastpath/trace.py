@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpath.error_budget import limit_of, order_of
+from fastpath.error_budget import limit_of, order_of, split_name
 
 META = "__meta__"  # the npz entry with the metadata, JSON text; no callback is called so
 
@@ -56,7 +56,8 @@ def save_trace(path: str | Path, trace: TraceFile) -> None:
 
 def load_trace(path: str | Path) -> TraceFile:
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as npz:
+        with open(path, "rb") as file:
+            npz = np.load(file, allow_pickle=False)
             if not isinstance(npz, np.lib.npyio.NpzFile):
                 raise ValueError("it holds one array, not named ones")
             arrays = {name: npz[name] for name in npz.files}
@@ -96,11 +97,12 @@ class Difference:
 def compare(a: TraceFile, b: TraceFile, column: str) -> list[Difference]:
     """The names both traces have, in the order of computation, against one column of the error budget."""
     shared = sorted(a.arrays.keys() & b.arrays.keys(), key=order_of)
-    return [_difference(name, a.arrays[name], b.arrays[name], column) for name in shared]
+    n_layers = 1 + max((split_name(name)[1] or 0 for name in shared), default=0)
+    limits = {name: limit_of(name, column, n_layers) for name in shared}
+    return [_difference(name, a.arrays[name], b.arrays[name], limits[name]) for name in shared]
 
 
-def _difference(name: str, a: np.ndarray, b: np.ndarray, column: str) -> Difference:
-    limit = limit_of(name, column)
+def _difference(name: str, a: np.ndarray, b: np.ndarray, limit: float | None) -> Difference:
     if a.ndim == 0 or b.ndim == 0 or a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         return Difference(
             name, np.nan, np.nan, limit, f"no numbers: {a.dtype}{list(a.shape)}, {b.dtype}{list(b.shape)}"

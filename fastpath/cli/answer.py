@@ -5,11 +5,11 @@ import json
 import sys
 from typing import Protocol
 
+from fastpath.cli.setup import open_engine, open_model, prompt_ids, say
+from fastpath.generate import generate
 from refimpl.frontend.output_parser import OutputParser
 from refimpl.frontend.sampling import SamplingParams
-
-from fastpath.cli.setup import open_engine, open_model, prompt_ids, say
-from fastpath.generate import Generation, StopStrings, generate
+from refimpl.frontend.stop_strings import StopStrings
 
 INTERRUPTED = 130
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -84,7 +84,7 @@ class RawPrinter:
 
     def push(self, token_id: int) -> bool:
         _write(self.stops.push(self.decoder.push(token_id)))
-        return self.stops.is_over
+        return self.stops.stopped
 
     def finish(self) -> None:
         _write(self.stops.push(self.decoder.flush()) + self.stops.flush() + "\n")
@@ -104,10 +104,10 @@ class ChatPrinter:
     def push(self, token_id: int) -> bool:
         for event in self.parser.push(token_id):
             self._show(event)
-        return self.stops.is_over
+        return self.stops.stopped
 
     def finish(self) -> None:
-        if not self.stops.is_over:
+        if not self.stops.stopped:
             for event in self.parser.finish():
                 self._show(event)
         rest = self.stops.flush()
@@ -145,6 +145,3 @@ class ChatPrinter:
             }[kind]
         _write(before + label)
         self.kind = kind
-
-
-__all__ = ["ChatPrinter", "Generation", "RawPrinter", "answer"]

@@ -19,8 +19,26 @@ def open_model(args) -> tuple[Model, float]:
 def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
     """An engine as the engine options say. max_chunk bounds a chunk that the user left open."""
     ops = ops_for(args.backend)
+    if args.backend == "cpu":
+        _prepare_kernels(args, model)
     chunk = args.chunk or max_chunk
     return Engine(model, ops, context_len=args.context, chunk=chunk, activations=args.activations)
+
+
+def _prepare_kernels(args, model: Model) -> None:
+    """Threads, and the kernels this model needs: compiled with progress at the first run, loaded later."""
+    from fastpath.cpu import threads
+    from fastpath.cpu.warm import compile_plan, warm
+
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
+    warm(compile_plan(model.weights, args.activations), report=_report_kernel)
+
+
+def _report_kernel(i: int, n: int, name: str) -> None:
+    if i == 1:
+        say(f"first run on this machine: compiling {n} kernels, which are kept for later runs")
+    say(f"compiling kernels {i}/{n}: {name}")
 
 
 def prompt_ids(
@@ -28,9 +46,7 @@ def prompt_ids(
 ) -> list[int]:
     """A text as the ids that the model expects: inside its chat template, or raw after exactly one BOS."""
     if not text.strip():
-        raise ValueError(
-            "the prompt is empty. Give some text with --prompt, --input or on standard input."
-        )
+        raise ValueError("the prompt is empty. Give some text with --prompt, --input or on standard input.")
     if raw:
         return model.tokenizer.encode(text, add_bos=True, parse_special=True)
     messages = [{"role": "system", "content": system}] if system else []

@@ -150,7 +150,6 @@ def _experts(run: Pass, layer, w, x, z):
     hidden = run.ops.geglu(gate, up)
     run.trace(f"ffn_moe_geglu-{il}", hidden)
     down = run.expert_linear(hidden, w.ffn_down_exps, expert_ids)
-    run.trace(f"ffn_moe_down-{il}", down)
     out = run.ops.expert_sum(down, expert_weights)
     run.trace(f"ffn_moe_out-{il}", out)
     return out

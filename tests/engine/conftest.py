@@ -13,7 +13,8 @@ FORMATS = {
         "*_exps.weight": "Q5_1",
         "*ffn_down*": "Q8_0",
         "*attn_k*": "Q5_0",
-        "*attn_v*": "Q4_1", "*proj*": "MXFP4",
+        "*attn_v*": "Q4_1",
+        "*proj*": "MXFP4",
         "*": "Q4_0",
     },
     "block256": {

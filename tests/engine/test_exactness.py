@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpath.backend import ops_for
+from fastpath.cpu import threads
 from fastpath.engine import Engine
 from tests import tiny
 
@@ -109,15 +110,15 @@ def test_sequences_together_give_the_bytes_of_each_alone(alone, family, data):
 def test_any_number_of_threads_gives_the_same_bytes(alone, family, size):
     model, ids, expected = alone(family, size)
     ops = ops_for("cpu")
-    default = ops.num_threads()
+    default = threads.num_threads()
     try:
         for n_threads in (1, 2, 3):
-            ops.set_num_threads(n_threads)
+            threads.set_num_threads(n_threads)
             engine = Engine(model, ops, chunk=13)
             got = [engine.extend([(0, ids[i : i + 13])], "all") for i in range(0, len(ids), 13)]
             assert np.concatenate(got).tobytes() == expected.tobytes(), n_threads
     finally:
-        ops.set_num_threads(default)
+        threads.set_num_threads(default)
 
 
 def test_a_lane_used_again_remembers_nothing(alone):

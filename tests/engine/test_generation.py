@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from refimpl.frontend.sampling import SamplingParams
 
 import refimpl.ops
 from fastpath.engine import Engine, NotFiniteError, default_chunk
 from fastpath.generate import generate
 from fastpath.load import load_model
+from refimpl.frontend.sampling import SamplingParams
 from tests import tiny
 
 

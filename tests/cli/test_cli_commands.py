@@ -1,0 +1,229 @@
+"""What each command prints and writes, on a tiny model under the reference's op table."""
+
+import json
+
+import numpy as np
+import pytest
+
+import refimpl.ops
+from fastpath.cache import cache_bytes
+from fastpath.cli.__main__ import main
+from fastpath.engine import Engine
+from fastpath.load import load_model
+from tests import tiny
+
+IDS = tiny.prompt("e2b")[:11]
+TOKENS = ",".join(map(str, IDS))
+
+
+@pytest.fixture
+def options(tiny_path):
+    return ("--model", tiny_path, "--backend", "ref")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_path):
+    return load_model(tiny_path)
+
+
+def logits_of(model, **options):
+    return Engine(model, refimpl.ops, **options).extend([(0, IDS)], "all")
+
+
+class TestHelp:
+    def test_main_lists_the_subcommands(self, twinpath):
+        outcome = twinpath("--help")
+        assert outcome.status == 0
+        assert all(
+            name in outcome.out for name in ("inspect", "tokenize", "render", "logits", "trace", "diff")
+        )
+
+    @pytest.mark.parametrize("command", ["inspect", "tokenize", "render", "logits", "trace", "diff"])
+    def test_subcommands(self, twinpath, command):
+        outcome = twinpath(command, "--help")
+        assert outcome.status == 0 and f"twinpath {command}" in outcome.out
+
+
+class TestInspect:
+    def test_layers_types_and_cache(self, twinpath, tiny_path, model):
+        out = twinpath("inspect", tiny_path, "--context", 100, "--chunk", 50).out
+        layers = [line.split() for line in out.splitlines() if line[:5].strip().isdecimal()]
+        assert len(layers) == model.config.n_layers
+        assert layers[3][1:6] == ["global", "-", "4", "1", "32"] and "own" in layers[3]
+        assert layers[4][1:6] == ["sliding", "8", "4", "1", "16"] and layers[4][8:10] == ["layer", "2"]
+        assert f"({cache_bytes(model.config, 1, 100, 50)} bytes)" in out
+        total = next(line for line in out.splitlines() if line.startswith("total"))
+        n_values = sum(t.n_rows * t.row_len for t in model.file.tensors.values())
+        assert total.split()[1:3] == [str(len(model.file.tensors)), str(n_values)]
+
+    def test_context_beyond_the_model(self, fault, tiny_path):
+        assert "made for 512" in fault("inspect", tiny_path, "--context", 513)
+
+
+class TestText:
+    def test_tokenize_and_back(self, twinpath, tiny_path):
+        out = twinpath("tokenize", "--model", tiny_path, "the model\n<|turn>").out
+        ids = [int(i) for i in out.splitlines()[0].split(",")]
+        assert len(out.splitlines()) == 1 + len(ids)
+        assert (
+            twinpath("tokenize", "--model", tiny_path, "--ids", out.splitlines()[0]).out
+            == "the model\n<|turn>\n"
+        )
+
+    def test_bos_special_and_stdin(self, twinpath, tiny_path):
+        first = twinpath(
+            "tokenize", "--model", tiny_path, "-", "--bos", "--special", stdin=b"<|turn>user"
+        ).out
+        assert first.startswith("2,15,") and "'<|turn>'" in first
+
+    def test_render(self, twinpath, tiny_path, tmp_path, model):
+        messages = [
+            {"role": "system", "content": "be the model"},
+            {"role": "user", "content": "turn <|turn>"},
+        ]
+        (tmp_path / "m.json").write_text(json.dumps(messages))
+        out = twinpath("render", "--model", tiny_path, tmp_path / "m.json").out
+        text, _, ids = out.rstrip("\n").rpartition("\n\n")
+        assert text == model.template.render(messages)
+        assert [int(i) for i in ids.split(",")] == model.template.render_ids(model.tokenizer, messages)
+
+    def test_render_options(self, twinpath, tiny_path, tmp_path):
+        (tmp_path / "t.json").write_text(json.dumps([{
+            "type": "function",
+            "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
+        }]))  # fmt: skip
+        messages = b'[{"role": "user", "content": "hi"}]'
+        plain = twinpath("render", "--model", tiny_path, "-", stdin=messages).out
+        full = twinpath(
+            "render", "--model", tiny_path, "-", "--think", "--tools", tmp_path / "t.json", stdin=messages
+        ).out
+        closed = twinpath("render", "--model", tiny_path, "-", "--no-generation-prompt", stdin=messages).out
+        assert "<|think|>" in full and "declaration:weather" in full and "<|think|>" not in plain
+        assert "<|turn>model" in plain and "<|turn>model" not in closed
+
+
+class TestLogits:
+    def test_the_file_is_float32_and_the_engines(self, twinpath, options, tmp_path, model):
+        outcome = twinpath("logits", *options, "--tokens", TOKENS, "--out", tmp_path / "l.npy")
+        assert outcome.status == 0 and "float32 [11, 361]" in outcome.out
+        got = np.load(tmp_path / "l.npy", allow_pickle=False)
+        assert got.dtype == np.float32 and got.tobytes() == logits_of(model).tobytes()
+
+    def test_chunks(self, twinpath, options, tmp_path, model):
+        twinpath("logits", *options, "--tokens", TOKENS, "--chunk", 4, "--out", tmp_path / "l.npy")
+        np.testing.assert_allclose(np.load(tmp_path / "l.npy"), logits_of(model), atol=1e-4)
+
+    def test_a_prompt_raw_and_in_the_template(self, twinpath, options, tmp_path, model):
+        twinpath("logits", *options, "--raw", "--prompt", "<bos>the user", "--out", tmp_path / "raw.npy")
+        n_raw = len(model.tokenizer.encode("the user")) + 1
+        assert len(np.load(tmp_path / "raw.npy")) == n_raw
+        twinpath("logits", *options, "--prompt", "the user", "--out", tmp_path / "chat.npy")
+        assert len(np.load(tmp_path / "chat.npy")) > n_raw
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory, tiny_path):
+    """A folder with two traces of one prompt: a.npz in one chunk, b.npz in four."""
+    folder = tmp_path_factory.mktemp("traces")
+    base = ["trace", "--model", str(tiny_path), "--backend", "ref", "--tokens", TOKENS]
+    assert main([*base, "--out", str(folder / "a.npz")]) == 0
+    assert main([*base, "--chunk", "3", "--out", str(folder / "b.npz")]) == 0
+    return folder
+
+
+class TestTraceAndDiff:
+    def test_equal_traces_are_within_budget(self, twinpath, traces):
+        outcome = twinpath("diff", traces / "a.npz", traces / "b.npz")
+        assert outcome.status == 0
+        assert "budget column: int8" in outcome.out and "within budget: all" in outcome.out
+
+    def test_the_first_name_over_is_named(self, twinpath, traces, tmp_path):
+        arrays = dict(np.load(traces / "a.npz", allow_pickle=False))
+        for name in ("kqv_out-2", "l_out-4", "result_output"):
+            arrays[name] = arrays[name] * 1.5
+        np.savez(tmp_path / "c.npz", **arrays)
+        outcome = twinpath("diff", traces / "a.npz", tmp_path / "c.npz")
+        assert outcome.status == 1
+        assert (
+            outcome.out.splitlines()[-1].startswith("OVER: 3 of")
+            and "kqv_out-2" in outcome.out.splitlines()[-1]
+        )
+
+    def test_a_trace_of_another_engine(self, twinpath, traces, tmp_path):
+        """No metadata, heads joined, one name missing, one unknown."""
+        arrays = dict(np.load(traces / "a.npz", allow_pickle=False))
+        del arrays["__meta__"], arrays["Kcur-1"]
+        arrays = {name: array.reshape(len(array), -1) for name, array in arrays.items()}
+        np.savez(tmp_path / "other.npz", **arrays, mystery=np.ones(3))
+        outcome = twinpath("diff", traces / "a.npz", tmp_path / "other.npz")
+        assert outcome.status == 0
+        assert "budget column: different" in outcome.out
+        assert "only in A: Kcur-1" in outcome.out and "only in B: mystery" in outcome.out
+
+    def test_unlike_traces_are_noticed(self, twinpath, traces, tmp_path, options):
+        twinpath("trace", *options, "--tokens", TOKENS[:-1] + "7", "--out", tmp_path / "d.npz")
+        assert "different prompts" in twinpath("diff", traces / "a.npz", tmp_path / "d.npz").out
+
+    def test_the_budget_is_printed(self, twinpath):
+        outcome = twinpath("diff", "--budget")
+        assert outcome.status == 0 and "| `l_out` |" in outcome.out
+
+
+class TestInference:
+    def expected(self, model, prompt, n):
+        ids = model.tokenizer.encode(prompt, add_bos=True)
+        for _ in range(n):
+            logits = Engine(model, refimpl.ops).prefill(ids)
+            logits[list(model.tokenizer.suppress_ids)] = -np.inf
+            ids.append(int(logits.argmax()))
+        return ids[-n:]
+
+    def test_raw(self, twinpath, options, model, tmp_path):
+        tokens = self.expected(model, "the user", 5)
+        text = model.tokenizer.decode(tokens) + "\n"
+        (tmp_path / "p.txt").write_text("the user")
+        for source in (["--prompt", "the user"], ["--input", tmp_path / "p.txt"], ["-"]):
+            outcome = twinpath(*options, "--raw", *source, "--max-tokens", 5, stdin=b"the user")
+            assert outcome == (0, text, "")
+
+    def test_a_stop_string(self, twinpath, options, model):
+        text = model.tokenizer.decode(self.expected(model, "the user", 5))
+        outcome = twinpath(
+            *options, "--raw", "--prompt", "the user", "--stop", "zzz", text[1:3], "--max-tokens", 5
+        )
+        assert outcome.out == text[: text.find(text[1:3])] + "\n"
+
+    def test_chat_and_statistics(self, twinpath, options):
+        outcome = twinpath(*options, "--system", "the", "--prompt", "user", "--max-tokens", 3, "--stats")
+        assert outcome.status == 0
+        assert [line.split()[0] for line in outcome.err.splitlines()] == [
+            "load",
+            "prefill",
+            "decode",
+            "cache",
+            "memory",
+        ]
+
+    def test_progress_of_a_long_prompt(self, twinpath, options):
+        outcome = twinpath(*options, "--raw", "--prompt", "the " * 10, "--chunk", 8, "--max-tokens", 1)
+        assert outcome.err.splitlines()[0] == "prompt: 8 of 13 tokens"
+
+    def test_a_seed_gives_the_same_answer_again(self, twinpath, options):
+        words = (*options, "--raw", "--prompt", "the", "--max-tokens", 6, "--temperature", 1)
+        first, again, other = (twinpath(*words, "--seed", seed).out for seed in (1, 1, 2))
+        assert first == again != other
+
+    def test_interrupted_keeps_what_was_said(self, twinpath, options, model, monkeypatch):
+        tokens = self.expected(model, "the user", 3)
+        decode, calls = Engine.decode, []
+
+        def interrupted(self, token_id, **options):
+            calls.append(token_id)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return decode(self, token_id, **options)
+
+        monkeypatch.setattr(Engine, "decode", interrupted)
+        outcome = twinpath(*options, "--raw", "--prompt", "the user", "--max-tokens", 9, "--stats")
+        assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
+        assert "ended by: interrupted" in outcome.err

@@ -1,0 +1,62 @@
+"""The few things that need a process of their own: start-up, signals, closed pipes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "fastpath.cli"]
+
+
+def run(*words, **options):
+    return subprocess.run(
+        [*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=120, **options
+    )
+
+
+def test_help_loads_neither_numpy_nor_the_compiler():
+    code = "import sys; from fastpath.cli.__main__ import main; main(['--help']); print(sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout
+    assert "'argparse'" in modules
+    assert not any(f"'{name}'" in modules for name in ("numpy", "numba", "jinja2", "tokenizers"))
+
+
+def test_a_fault_is_one_line_and_status_2(tmp_path):
+    (tmp_path / "page.gguf").write_text("<html></html>")
+    outcome = run("--model", tmp_path / "page.gguf", "--prompt", "hi")
+    assert outcome.returncode == 2 and outcome.stdout == ""
+    assert outcome.stderr.startswith("twinpath: ") and outcome.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away(tiny_path):
+    process = subprocess.Popen(
+        [*COMMAND, "inspect", str(tiny_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    process.wait(120)
+    assert process.returncode == 2
+    assert err.startswith("twinpath: the reader of this output went away") and err.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ctrl_c_ends_cleanly(tiny_path):
+    words = [
+        "--model",
+        str(tiny_path),
+        "--backend",
+        "ref",
+        "--raw",
+        "--prompt",
+        "the user",
+        "--max-tokens",
+        "480",
+    ]
+    with subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert first and out.endswith(b"\n")
+    assert (process.returncode, err) == (130, b"")

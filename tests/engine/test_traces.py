@@ -1,0 +1,138 @@
+"""Traces: recorded, kept, compared; what `diff` calls the first name over its budget."""
+
+import numpy as np
+import pytest
+
+import refimpl.ops
+from fastpath import error_budget
+from fastpath.engine import Engine
+from fastpath.trace import TraceFile, column_for, compare, load_trace, record, save_trace
+from tests import tiny
+
+
+def trace_of(model, ids, **options):
+    return record(Engine(model, refimpl.ops, **({"activations": "float"} | options)), ids)
+
+
+def test_a_trace_has_a_row_for_every_token_and_every_name_a_budget(tiny_model):
+    for family in tiny.FAMILIES:
+        model, ids = tiny_model(family), tiny.prompt(family)[:9]
+        arrays = trace_of(model, ids)
+        for name, array in arrays.items():
+            assert array.dtype == np.float32 and len(array) == len(ids), name
+            assert error_budget.limit_of(name, "float", 5) is not None, name
+        assert arrays["result_output"].shape == (9, model.config.vocab_size)
+        assert list(arrays) == sorted(arrays, key=error_budget.order_of), (
+            "the report's order is that of computation"
+        )
+
+
+def test_chunks_are_joined(tiny_model):
+    model, ids = tiny_model("e2b"), tiny.prompt("e2b")
+    whole, cut = trace_of(model, ids), trace_of(model, ids, chunk=7)
+    assert list(whole) == list(cut)
+    assert all(np.allclose(whole[name], cut[name], rtol=0, atol=1e-4) for name in whole)
+
+
+def test_a_file_gives_back_what_was_put_in(tmp_path):
+    trace = TraceFile({"Qcur-0": np.ones((2, 3, 4), np.float32)}, {"backend": "ref", "tokens": [1, 2]})
+    save_trace(tmp_path / "no_suffix", trace)
+    again = load_trace(tmp_path / "no_suffix")
+    assert again.meta == trace.meta and list(again.arrays) == ["Qcur-0"]
+    assert again.arrays["Qcur-0"].tobytes() == trace.arrays["Qcur-0"].tobytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 broken"])
+def test_other_files_are_no_traces(tmp_path, content):
+    path = tmp_path / "x.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="not a trace"):
+        load_trace(path)
+
+
+def test_pickles_are_not_opened(tmp_path):
+    np.savez(tmp_path / "x.npz", evil=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ValueError, match="not a trace"):
+        load_trace(tmp_path / "x.npz")
+
+
+def test_a_single_array_is_no_trace(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with pytest.raises(ValueError, match="one array"):
+        load_trace(tmp_path / "x.npy")
+
+
+def pair(name, a, b):
+    return TraceFile({name: np.asarray(a, np.float32)}), TraceFile({name: np.asarray(b, np.float32)})
+
+
+def test_the_figures_by_hand():
+    """a = (3, 4), b = (3, 4.5): max 0.5; RMS of the difference sqrt(0.125), of a sqrt(12.5): 0.1."""
+    (d,) = compare(*pair("attn_out-0", [[3, 4]], [[3, 4.5]]), "float")
+    assert d.max_abs == 0.5 and d.normalised == pytest.approx(0.1) and d.is_over
+
+
+def test_heads_may_be_joined_or_apart():
+    (d,) = compare(*pair("Qcur-0", np.ones((2, 3, 4)), np.ones((2, 12))), "float")
+    assert d.max_abs == 0 and not d.is_over
+
+
+@pytest.mark.parametrize(("a", "b"), [(np.ones((2, 3)), np.ones((3, 2))), (np.ones((2, 3)), np.ones((2, 4)))])
+def test_other_shapes_are_over(a, b):
+    (d,) = compare(*pair("Qcur-0", a, b), "float")
+    assert d.is_over and "shapes differ" in d.note
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_not_a_number_is_over(bad):
+    (d,) = compare(*pair("Qcur-0", [[1, 1]], [[1, bad]]), "different")
+    assert d.is_over
+
+
+def test_zeros_are_compared_too():
+    assert not compare(*pair("Qcur-0", [[0, 0]], [[0, 0]]), "float")[0].is_over
+    assert compare(*pair("Qcur-0", [[0, 0]], [[0, 1e-9]]), "different")[0].is_over
+
+
+def test_an_unknown_name_is_shown_and_not_judged():
+    (d,) = compare(*pair("kq_soft_max-0", [[1]], [[2]]), "float")
+    assert d.limit is None and not d.is_over
+
+
+def test_the_first_in_the_order_of_computation_comes_first():
+    names = [
+        "result_output",
+        "l_out-10",
+        "l_out-2",
+        "Qcur-2",
+        "Kcur_pos-2",
+        "attn_norm-2",
+        "mystery-2",
+        "inp_scaled",
+    ]
+    trace = TraceFile({name: np.ones((1, 1), np.float32) for name in names})
+    expected = "inp_scaled attn_norm-2 Qcur-2 Kcur_pos-2 l_out-2 mystery-2 l_out-10 result_output"
+    assert [d.name for d in compare(trace, trace, "float")] == expected.split()
+
+
+def test_limits_grow_with_depth():
+    assert error_budget.limit_of("l_out-3", "int8", 9) == pytest.approx(2 * error_budget.TABLE["l_out"].int8)
+    assert error_budget.limit_of("result_output", "int8", 9) == pytest.approx(
+        3 * error_budget.TABLE["result_output"].int8
+    )
+    assert error_budget.limit_of("inp_scaled", "float", 9) == error_budget.TABLE["inp_scaled"].float
+
+
+def test_the_column_follows_what_both_traces_say():
+    def said(kind):
+        return TraceFile({}, {"activations": kind} if kind else {})
+
+    assert column_for(said("int8"), said("int8")) == "int8"
+    assert column_for(said("float"), said("float")) == "float"
+    assert column_for(said("int8"), said("float")) == "different"
+    assert column_for(said("float"), said(None)) == "different"
+
+
+def test_the_printed_table_has_every_name():
+    lines = error_budget.markdown().splitlines()
+    assert len(lines) == 2 + len(error_budget.TABLE) and all(line.count("|") == 6 for line in lines)
