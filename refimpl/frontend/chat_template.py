@@ -4,10 +4,9 @@ The template is the one in the model file, or `gemma4.jinja` beside this module 
 runs in the sandbox of template_sandbox.py on messages that messages.py has brought into plain form.
 
 Ids are made so that only the template's own markers become marker tokens.  `<turn|>` in the text of a user is
-fenced before the
-template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer reads markers
-first, then drops the fences, then encodes the text between two markers in one piece, so that merges reach
-across from template to user text.
+fenced before the template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer
+reads markers first, then drops the fences, then encodes the text between two markers in one piece, so that
+merges reach across from template to user text.
 """
 
 import re
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
     from refimpl.frontend.template_sandbox import BoundedEnvironment
 
 MAX_SECONDS = 1.5
-SECONDS_PER_PAIR = (
-    5e-6  # published templates compare each message with those before it: 2 us a pair on a slow machine
-)
+SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us for a pair
 _FENCES = [chr(c) for c in range(0xE000, 0xF900)]  # private use: never whitespace, has no case, means nothing
 _OPEN_MODEL_TURN = "<|turn>model\n"
 _CLOSED_TURN = "<turn|>\n"
@@ -99,10 +96,13 @@ class ChatTemplate:
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
         from refimpl.frontend.template_sandbox import NULL
 
-        return {
-            "messages": normalize_messages(messages, null=NULL, fold_results=self._fold_results),
-            "tools": normalize_tools(tools) or None,
-        }
+        try:
+            return {
+                "messages": normalize_messages(messages, null=NULL, fold_results=self._fold_results),
+                "tools": normalize_tools(tools) or None,
+            }
+        except RecursionError:
+            raise ValueError("messages: nested too deeply, expected at most some hundred levels") from None
 
     def _render(
         self,
@@ -125,8 +125,8 @@ class ChatTemplate:
             seconds=MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2,
         )
         if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
-            # Published revisions forget the model's turn after a message with calls, results and text; so
-            # does llama.cpp say in common/parsers/gemma4.cpp, and adds it.
+            # Published revisions forget the model's turn after a message with calls, results and text.
+            # llama.cpp adds it too (common/parsers/gemma4.cpp).
             text += _OPEN_MODEL_TURN
         return text
 

@@ -1,9 +1,8 @@
 """Chat messages and tool declarations as clients send them -> as every Gemma 4 template understands them.
 
 The templates in circulation stumble over what the APIs allow: content that is null or a list of parts,
-arguments as a JSON string,
-tool results without ids, JSON types as lists.  Each rule below changes only what a template would print
-wrongly or not at all; messages in the plain form come out as they went in.
+arguments as a JSON string, tool results without ids, JSON types as lists.  Each rule below changes only what
+a template would print wrongly or not at all; messages in the plain form come out as they went in.
 """
 
 import json
@@ -20,7 +19,7 @@ _PART_TYPES = {
     "video": "video", "video_url": "video", "input_video": "video",
 }  # fmt: skip
 _MAX_SCHEMA_DEPTH = 32
-_ANY_TYPE = "string"  # for a schema that allows everything: the template wants one type, and a string can hold all others
+_ANY_TYPE = "string"  # of a schema that allows everything: templates want one type, and a string can hold any
 
 
 def normalize_messages(
@@ -47,12 +46,13 @@ def _plain(message: Any, where: str, null: Any) -> Message:
     if plain["role"] == "developer":
         plain["role"] = "system"
     plain["content"] = _content(plain.get("content"), plain["role"], f"{where}.content", null)
-    if plain.get("tool_calls"):
+    calls = plain.pop("tool_calls", None)
+    if calls:
+        if not isinstance(calls, list | tuple):
+            raise ValueError(f"{where}.tool_calls: {_shown(calls)}, expected a list")
         plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{k}]", null) for k, call in enumerate(plain["tool_calls"])
+            _tool_call(call, f"{where}.tool_calls[{k}]", null) for k, call in enumerate(calls)
         ]
-    else:
-        plain.pop("tool_calls", None)
     if plain["role"] == "assistant":
         plain["content"] = _map_text(plain["content"], strip_thoughts)
     return plain
@@ -89,10 +89,12 @@ def _part(part: Any, where: str) -> Message:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in _PART_TYPES:
         raise ValueError(f"{where}: {_shown(part)}, expected an object with type text, image, audio or video")
-    plain = {**part, "type": _PART_TYPES[kind]}
-    if plain["type"] == "text" and not isinstance(plain.setdefault("text", ""), str):
-        raise ValueError(f"{where}.text: {_shown(plain['text'])}, expected a string")
-    return plain
+    if _PART_TYPES[kind] != "text":
+        return {"type": _PART_TYPES[kind]}  # templates write a placeholder; the data itself goes another way
+    text = part.get("text", "")
+    if not isinstance(text, str):
+        raise ValueError(f"{where}.text: {_shown(text)}, expected a string")
+    return {"type": "text", "text": text}
 
 
 def _tool_call(call: Any, where: str, null: Any) -> Message:

@@ -1,8 +1,6 @@
-"""Logits to the next token: penalties, temperature, top-k, top-p, min-p, and a draw that depends on (seed,
-position) only.
+"""Logits to the next token: penalties, top-k, top-p, min-p, temperature, and a draw keyed by (seed, position).
 
-The steps and their order, as in llama.cpp's default chain (common/common.h `samplers`, of which we have
-these):
+The steps and their order are those of llama.cpp's default chain (common/common.h `samplers`; we have these):
 
     1. suppress      tokens that the model file forbids are out
     2. penalties     on tokens of the history: repetition divides (positive) or multiplies (negative) a logit,
@@ -14,8 +12,7 @@ these):
     6. temperature   logits / temperature, then softmax and one draw
 
 Steps 3 to 5 look at probabilities before the temperature, as llama.cpp does: a high temperature does not
-bring back what they cut. Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest
-id.
+bring back what they cut.  Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest id.
 
 Everything is float64 on one row, so that the choice does not depend on a batch, a thread or a vector width.
 """
@@ -143,8 +140,8 @@ def _scores(
     if not np.isfinite(scores).all():
         bad = int(np.flatnonzero(~np.isfinite(scores))[0])
         raise ValueError(
-            f"logits[{bad}] is {scores[bad]}, expected finite numbers; the model's weights or a kernel are broken: "
-            "compare with --backend ref"
+            f"logits[{bad}] is {scores[bad]}, expected finite numbers; the model's weights or a kernel are "
+            "broken: compare with --backend ref"
         )
     if params.has_penalties:
         _penalize(scores, params, history)

@@ -21,10 +21,11 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [k for k in (text.find(stop) for stop in self._stops) if k >= 0]
+        # the stop string that is complete first counts: so it does not matter how the text is cut
+        found = [(k + len(stop), k) for stop in self._stops if (k := text.find(stop)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
         cut = len(text) - keep
         self._held = text[cut:]

@@ -1,9 +1,8 @@
 """Jinja for templates that come out of files: no way out of the sandbox, and a bound on work and memory.
 
 A chat template is a program written by a stranger.  Jinja's immutable sandbox keeps it away from the
-interpreter; this module
-keeps it from running for ever and from filling the memory.  The rules, all of which ordinary templates stay
-far below:
+interpreter; this module keeps it from running for ever and from filling the memory.  The rules, all of which
+ordinary templates stay far below:
 
 time     turns of loops, calls, filters and operators are steps, and every few steps look at this thread's
          processor time
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, nodes, pass_context
+from jinja2 import Template, TemplateError, nodes, pass_context
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -39,9 +38,8 @@ STEPS_PER_LOOK = 16
 BUDGET = "%budget"  # the name of the budget among a template's variables; no template can spell it
 
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int
-items join last
-    length list lower map max min reject rejectattr replace reverse round safe select selectattr sort string
-    sum title tojson trim truncate unique upper wordcount""".split()
+    items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr
+    sort string sum title tojson trim truncate unique upper wordcount""".split()
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         """capitalize count endswith find format index isalnum isalpha isdigit islower isspace istitle isupper
@@ -53,9 +51,7 @@ _METHODS: dict[type, frozenset[str]] = {
     int: frozenset(),
     float: frozenset({"is_integer"}),
 }
-_WIDE_FORMAT = re.compile(
-    r"\d{4}|\*|\{[^}]*\{"
-)  # a width or precision of four digits, or one taken from an argument
+_WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^}]*\{")  # a width of four digits, or one taken from an argument
 
 
 class Null:
@@ -159,6 +155,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
         self.finalize = _finalize
+        self._last = ("", self.from_string(""))
 
     def render(self, source: str, variables: Mapping[str, Any], *, seconds: float) -> str:
         """The text that a template makes of variables.  Every failure is a `ValueError` of one line."""
@@ -167,7 +164,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 f"chat template: {len(source)} characters, at most {MAX_SOURCE}; this is no chat template"
             )
         try:
-            template = self.from_string(source)
+            template = self._compiled(source)
             budget = Budget(_input_weight(variables), seconds)
             context = template.new_context({**variables, BUDGET: budget})
             return "".join(budget.charge(piece) for piece in template.root_render_func(context))
@@ -180,6 +177,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         except Exception as error:  # the sandbox and the template's own mistakes raise anything
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise ValueError(f"chat template: {kind}{' '.join(str(error).split())}") from None
+
+    def _compiled(self, source: str) -> Template:
+        """The program of a template; the last one is kept: a chat renders one template again and again."""
+        kept, template = self._last
+        if source != kept:
+            template = self.from_string(source)
+            self._last = (source, template)
+        return template
 
     # -- what Jinja asks the environment -----------------------------------------------------------
 

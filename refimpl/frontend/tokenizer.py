@@ -1,14 +1,11 @@
-"""Text to token ids and back: Gemma 4's byte-pair encoding, built from the vocabulary that a GGUF file
-carries.
+"""Text to token ids and back: Gemma 4's byte-pair encoding, built from the vocabulary in a GGUF file.
 
 Encoding  spaces become U+2581, every character (or, where the vocabulary lacks it, every one of its UTF-8
           bytes as a `<0xHH>` token) is a symbol, and the pair of neighbours that stands earliest in the list
-          of merges is joined until no
-          pair of neighbours is in it.  There is no split into words.  The `tokenizers` library does the
-          joining.
+          of merges is joined until no pair of neighbours is in it.  There is no split into words.  The
+          `tokenizers` library does the joining.
 Markers   `<|turn>`, `<bos>`, `<|"|>` and the like are one token each, and no text makes them: `encode` writes
-          a marker only when asked to (`parse_special=True`), so that a user who types one has typed
-          characters.
+          a marker only when asked to (`parse_special=True`): a user who types one has typed characters.
 Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds back the bytes of an unfinished
           character.
 """
@@ -66,8 +63,8 @@ class Tokenizer:
         types = np.full(self.n_vocab, NORMAL) if token_types is None else np.asarray(token_types)
         if types.shape != (self.n_vocab,):
             raise ValueError(
-                f"tokenizer.ggml.token_type: {types.size} entries, but tokenizer.ggml.tokens has {self.n_vocab}; "
-                "both lists come from one converter run: convert the model again"
+                f"tokenizer.ggml.token_type: {types.size} entries, but tokenizer.ggml.tokens has "
+                f"{self.n_vocab}; both lists come from one converter run: convert the model again"
             )
         user_defined = {i: tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist()}
         control = np.flatnonzero((types == CONTROL) | (types == UNKNOWN))
@@ -86,8 +83,8 @@ class Tokenizer:
         bos = self.id_of("<bos>") if bos_id is None else bos_id
         if bos is None:
             raise ValueError(
-                "tokenizer.ggml.bos_token_id: missing, and no token is spelled <bos>; a Gemma 4 prompt begins with it: "
-                "convert the model again"
+                "tokenizer.ggml.bos_token_id: missing, and no token is spelled <bos>, with which every "
+                "Gemma 4 prompt begins; convert the model again"
             )
         self.bos_id: int = bos
         named = (self.id_of(text) for text in END_OF_GENERATION)
@@ -102,8 +99,8 @@ class Tokenizer:
         if model != "gemma4":
             found = "is missing" if model is None else f"is {model!r}"
             raise ValueError(
-                f"tokenizer.ggml.model {found}, expected 'gemma4'; this file does not carry Gemma 4's tokenizer "
-                "(another model family, or a file without a vocabulary)"
+                f"tokenizer.ggml.model {found}, expected 'gemma4'; this file does not carry Gemma 4's "
+                "tokenizer (another model family, or a file without a vocabulary)"
             )
         tokens = _strings(metadata, "tokenizer.ggml.tokens")
         merges = _strings(metadata, "tokenizer.ggml.merges")
@@ -232,8 +229,8 @@ def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], 
         vocab.pop(text, None)
     if unk is None and not all(f"<0x{b:02X}>" in vocab for b in range(256)):
         raise ValueError(
-            "tokenizer.ggml.tokens: neither all of <0x00> to <0xFF> nor an unknown token (tokenizer.ggml.unknown_token_id), "
-            "so some text would have no tokens; convert the model again"
+            "tokenizer.ggml.tokens: neither all of <0x00> to <0xFF> nor an unknown token "
+            "(tokenizer.ggml.unknown_token_id), so some text would have no tokens; convert the model again"
         )
     pairs = _MergePairs(merges)
     try:

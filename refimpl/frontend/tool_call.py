@@ -7,9 +7,8 @@
               quotes
 
 Slips of models that have one reading are mended: a missing comma after a string, `name(key=value)`, missing
-closers at an end that the
-model itself has set, one missing Q at the end of a string if exactly one place for it makes the rest parse.
-Everything else is a `ToolCallError`: better the raw text than a wrong argument.
+closers at an end that the model itself has set, one missing Q at the end of a string if exactly one place for
+it makes the rest parse.  Everything else is a `ToolCallError`: better the raw text than a wrong argument.
 """
 
 import json
