@@ -1,0 +1,226 @@
+"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 95`.
+
+Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn by Muon (orthogonalised momentum), the rest by
+AdamW; the loss covers answers only. Each step sees one batch of short rows (mostly sums) and one of long rows (everything else).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import time
+
+import torch
+import torch.nn.functional as F
+
+from . import data, model, pack, vocab
+
+SHORT, LONG = (36, 72, 22), (8, 288, 150)       # rows, tokens per row, predicted tokens per row
+PATIENCE = 8                                    # conversations that find no room before a batch is closed
+
+
+class Muon(torch.optim.Optimizer):
+    """SGD momentum whose update is brought near an orthogonal matrix; matrices of one shape go through together."""
+
+    def __init__(self, params, lr, momentum=0.95, decay=0.0):
+        super().__init__(params, dict(lr=lr, momentum=momentum, decay=decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            shapes: dict[tuple, list] = {}
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                buf = state.setdefault("momentum", torch.zeros_like(p))
+                buf.lerp_(p.grad, 1 - group["momentum"])
+                update = p.grad.lerp(buf, group["momentum"])
+                flip = update.shape[0] > update.shape[1]
+                shapes.setdefault((min(p.shape), max(p.shape)), []).append((p, update.T if flip else update, flip))
+            for (small, large), items in shapes.items():
+                x = torch.stack([u for _, u, _ in items])
+                x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+                for a, b, c in ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046),
+                                (2.8366, -3.0525, 1.2012)):
+                    gram = x @ x.mT
+                    x = a * x + (b * gram + c * gram @ gram) @ x
+                for (p, _, flip), u in zip(items, x):
+                    p.mul_(1 - group["lr"] * group["decay"])
+                    p.add_(u.T if flip else u, alpha=-group["lr"] * 0.2 * large ** 0.5)
+
+
+def optimizers(net, lr: float, decay: float):
+    """Muon for the layers' matrices, AdamW for embeddings and vectors."""
+    matrices = [p for n, p in net.named_parameters() if p.ndim == 2 and "embed" not in n]
+    tables = [p for n, p in net.named_parameters() if p.ndim == 2 and "embed" in n]
+    vectors = [p for p in net.parameters() if p.ndim < 2]
+    adam = torch.optim.AdamW([{"params": tables, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98), fused=True)
+    return [Muon(matrices, lr=lr, decay=decay), adam]
+
+
+class Feed:
+    """Endless packed batches of both shapes."""
+
+    def __init__(self, seed, mixture):
+        self.examples = data.stream(seed, mixture)
+        self.packers = [pack.Packer(*SHORT), pack.Packer(*LONG)]
+        self.ready: list[list] = [[], []]
+        self.late: list[list] = [[], []]
+        self.dropped = 0
+
+    def next(self):
+        while not (self.ready[0] and self.ready[1]):
+            for ids, weights in pack.encode([next(self.examples) for _ in range(256)]):
+                slots = sum(w > 0 for w in weights)
+                which = 0 if len(ids) <= SHORT[1] and slots <= SHORT[2] else 1
+                if len(ids) > LONG[1] or slots > LONG[2] or len(self.ready[which]) > 3:
+                    self.dropped += 1
+                    continue
+                if not self.packers[which].add(ids, weights):
+                    self.late[which].append((ids, weights))
+                    if len(self.late[which]) >= PATIENCE:
+                        self.ready[which].append(self.packers[which].batch())
+                        self.late[which] = [late for late in self.late[which] if not self.packers[which].add(*late)]
+        return [[torch.from_numpy(a) for a in queue.pop(0)] for queue in self.ready]
+
+
+def run_batch(trainer, batch):
+    """Losses and weights of the tokens that count."""
+    ids, segs, pos, cols, targets, weights = batch
+    keep = weights > 0
+    hidden = trainer(ids, segs, pos, torch.arange(ids.shape[0])[:, None], cols)
+    return F.cross_entropy(trainer.head(hidden[keep]), targets[keep], reduction="none"), weights[keep]
+
+
+def held_out_rows(seed: int, count: int):
+    """A fixed held-out set: (skill, batch of one conversation) padded into one batch per length class."""
+    examples = []
+    per: dict[str, int] = {}
+    for ex in data.stream(seed, {**data.MIXTURE, "arithmetic": 0.2, "tool": 0.1, "extract": 0.1, "long_sum": 0.05, "think_other": 0.1}, held=True):
+        if per.get(ex.skill, 0) < count:
+            per[ex.skill] = per.get(ex.skill, 0) + 1
+            examples.append(ex)
+        if len(examples) > 4000 or sum(v >= count for v in per.values()) >= 10:
+            break
+    return examples
+
+
+@torch.no_grad()
+def evaluate(trainer, examples, chunk=64, wrong=None) -> dict[str, tuple[int, int]]:
+    """Exact matches per skill by teacher forcing, which is what greedy decoding would give for a wholly right answer.
+
+    `wrong`, a dict, collects (prompt, expected, greedy) of what went wrong.
+    """
+    order = sorted(zip(examples, pack.encode(examples)), key=lambda t: len(t[1][0]))
+    score: dict[str, list[int]] = {}
+    for i in range(0, len(order), chunk):
+        part = order[i:i + chunk]
+        packer = pack.Packer(len(part), max(len(e[1][0]) for e in part), max(sum(w > 0 for w in e[1][1]) for e in part))
+        for r, (_, (ids, weights)) in enumerate(part):
+            packer.items[r].append((ids, weights))
+        ids, segs, pos, cols, targets, weights = (torch.from_numpy(a) for a in packer.batch())
+        hidden = trainer(ids, segs, pos, torch.arange(len(part))[:, None], cols)
+        greedy = trainer.head(hidden).argmax(-1)
+        right = (greedy == targets) | (weights == 0)
+        for r, ((ex, _), ok) in enumerate(zip(part, right.all(1).tolist())):
+            if not ok and wrong is not None:
+                shown = [vocab.tokenizer().decode(t[r][weights[r] > 0].tolist(), skip_special_tokens=False) for t in (targets, greedy)]
+                wrong.setdefault(ex.skill, []).append(("".join(p for p, w in ex.pieces[:-1]), *shown))
+            s = score.setdefault(ex.skill, [0, 0])
+            s[0] += ok
+            s[1] += 1
+    return {k: tuple(v) for k, v in sorted(score.items())}
+
+
+def keep_memory():
+    """Ask glibc to keep freed blocks: the same large buffers come back every step, and fresh pages cost as much as the arithmetic."""
+    if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 1 << 30), libc.mallopt(-1, (1 << 31) - 1)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--out", required=True)
+    ap.add_argument("--minutes", type=float, default=95, help="training time over all resumed parts; the learning rate falls to zero at its end")
+    ap.add_argument("--seed", type=int, default=4)
+    ap.add_argument("--lr", type=float, default=4e-3)
+    ap.add_argument("--decay", type=float, default=0.1)
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--mixture", default="{}", help="JSON with shares that differ from data.MIXTURE")
+    ap.add_argument("--steps", type=int, default=10**9)
+    args = ap.parse_args()
+    keep_memory()
+    torch.set_num_threads(args.threads)
+    os.makedirs(args.out, exist_ok=True)
+    path = os.path.join(args.out, "state.pt")
+
+    net = model.create(args.seed)
+    trainer = model.Trainer(net)
+    opts = optimizers(net, args.lr, args.decay)
+    step, spent = 0, 0.0
+    if os.path.exists(path):
+        state = torch.load(path)
+        net.load_state_dict(state["net"])
+        for o, s in zip(opts, state["opts"]):
+            o.load_state_dict(s)
+        step, spent = state["step"], state["spent"]
+        print(f"resumed at step {step}, {spent / 60:.1f} min", flush=True)
+    feed = Feed(args.seed * 100_003 + step, {**data.MIXTURE, **json.loads(args.mixture)})
+    held = held_out_rows(7, 60)
+    print(f"{sum(p.numel() for p in net.parameters())} parameters, {len(held)} held-out examples, {vars(args)}", flush=True)
+
+    def save():
+        torch.save({"net": net.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "spent": spent}, path + ".tmp")
+        os.replace(path + ".tmp", path)
+
+    total, last, saved, tested = args.minutes * 60, time.monotonic(), spent, spent
+    means = {"loss": 0.0, "n": 0, "tokens": 0, "sum": 0.0}
+    mark = spent
+    while spent < total and step < args.steps:
+        share = spent / total
+        rate = min(1.0, (step + 1) / 100) * (1.0 if share < 0.4 else max(0.0, 1 - (share - 0.4) / 0.6) ** 1.0 * 0.97 + 0.03)
+        for o in opts:
+            for g in o.param_groups:
+                g["lr"] = args.lr * rate
+        batches = feed.next()
+        total_weight = sum(float(b[5].sum()) for b in batches)
+        for i, batch in enumerate(batches):
+            losses, weights = run_batch(trainer, batch)
+            loss = (losses * weights).sum() / total_weight
+            loss.backward()
+            means["loss"] += loss.item()
+            if i == 0:
+                means["sum"] += (losses * (weights == 4)).sum().item() / max(1, (weights == 4).sum().item())
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        for o in opts:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        step += 1
+        means["n"] += 1
+        means["tokens"] += SHORT[0] * SHORT[1] + LONG[0] * LONG[1]
+        now = time.monotonic()
+        spent, last = spent + now - last, now
+        if step % 50 == 0:
+            n = means["n"]
+            print(f"step {step} min {spent / 60:.1f} loss {means['loss'] / n:.4f} sums {means['sum'] / n:.4f} lr {args.lr * rate:.2e} "
+                  f"tok/s {means['tokens'] / (spent - mark):.0f}", flush=True)
+            means, mark = {"loss": 0.0, "n": 0, "tokens": 0, "sum": 0.0}, spent
+        if spent - saved > 120:
+            save()
+            saved = spent
+        if spent - tested > 240:
+            scores = evaluate(trainer, held)
+            print(f"eval {step} min {spent / 60:.1f} " + " ".join(f"{k}={a}/{b}" for k, (a, b) in scores.items()), flush=True)
+            tested = spent
+    save()
+    scores = evaluate(trainer, held)
+    print(f"done step {step} min {spent / 60:.1f} " + " ".join(f"{k}={a}/{b}" for k, (a, b) in scores.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
