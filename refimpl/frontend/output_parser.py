@@ -2,7 +2,7 @@
 
 A Gemma 4 answer looks like this, where every `<...>` is one token:
 
-    <|channel>thought\\nreasoning\\n<channel|>text<|tool_call>call:name{key:<|"|>text<|"|>,n:2}<tool_call|><turn|>
+    <|channel>thought\\nreason\\n<channel|>text<|tool_call>call:name{key:<|"|>text<|"|>,n:2}<tool_call|><turn|>
 
 The parser is a state machine on ids, so that a marker spelled out in prose is prose.  What it makes of an
 answer does not depend on how the ids arrive.  Models slip; these slips are mended, and whatever cannot be read

@@ -1,4 +1,4 @@
-"""Logits to the next token: penalties, top-k, top-p, min-p, temperature, and a draw keyed by (seed, position).
+"""Logits to the next token: penalties, top-k, top-p, min-p, temperature, a draw keyed by (seed, position).
 
 The steps and their order are those of llama.cpp's default chain (common/common.h `samplers`; we have these):
 
@@ -12,7 +12,7 @@ The steps and their order are those of llama.cpp's default chain (common/common.
     6. temperature   logits / temperature, then softmax and one draw
 
 Steps 3 to 5 look at probabilities before the temperature, as llama.cpp does: a high temperature does not
-bring back what they cut.  Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest id.
+bring back what they cut.  Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest.
 
 Everything is float64 on one row, so that the choice does not depend on a batch, a thread or a vector width.
 """

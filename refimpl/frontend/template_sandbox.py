@@ -38,8 +38,8 @@ STEPS_PER_LOOK = 16
 BUDGET = "%budget"  # the name of the budget among a template's variables; no template can spell it
 
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int
-    items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr
-    sort string sum title tojson trim truncate unique upper wordcount""".split()
+    items join last length list lower map max min reject rejectattr replace reverse round safe select
+    selectattr sort string sum title tojson trim truncate unique upper wordcount""".split()
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         """capitalize count endswith find format index isalnum isalpha isdigit islower isspace istitle isupper
