@@ -11,10 +11,9 @@ class KVCache:
     Layers that share keys have no storage: `layer(kv_from)` is that of their donor.
 
     A global layer has a slot for every position.  A sliding layer never looks back further than its window W,
-    so its slots are a ring: position p is in slot p mod S.  S must hold what the *first* token of a call
-    still sees after the
-    *last* one was written, W - 1 + chunk positions.  With a window of 512, 4/5 of E2B's layers need the
-    memory of a short conversation, however long it gets.
+    so its slots are a ring: position p is in slot p mod S.  After the *last* token of a call was written, the
+    *first* one must still find what it sees: S is W - 1 + chunk.  Four of five layers then need the memory of a
+    short conversation, however long it gets.
 
     Shapes:
         n_seqs    R, sequences kept apart ("lanes")

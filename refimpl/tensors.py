@@ -235,6 +235,7 @@ class _Loader:
     def __init__(self, file: GGUFFile, config: Config) -> None:
         self.file, self.config = file, config
         self.seen: set[str] = set()
+        self.fused: dict[str, QTensor | None] = {}  # so that experts kept apart are stacked once
 
     def take_all(self, specs: tuple[TensorSpec, ...], layer: LayerConfig | None) -> dict[str, Any]:
         """The leaves of one level of the tree, by field."""
@@ -275,7 +276,9 @@ class _Loader:
             if not names:
                 continue
             self.seen.update(names)
-            tensor = find(self.file.tensors, fused.field, layer.index)
+            if names[0] not in self.fused:
+                self.fused[names[0]] = find(self.file.tensors, fused.field, layer.index)
+            tensor = self.fused[names[0]]
             assert tensor is not None
             shapes = [self._shape(SPECS[part], layer) for part in parts]
             if fused.field == "attn_qkv" and tensor.shape[0] == shapes[0][0] + shapes[1][0]:

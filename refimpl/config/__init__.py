@@ -26,9 +26,9 @@ class RopeConfig:
                             stands still
 
     Notes:
-        Global layers rotate the first quarter of their pairs only ("proportional" RoPE).  The exponents of
-        those that rotate still divide by the whole H, so the slowest one turns once in 2 pi * theta^(1/4) =
-        199 positions: all pairs that would turn slower carry content, not position.
+        Global layers rotate the first quarter of their pairs only ("proportional" RoPE).  Exponents still
+        divide by the whole H, so those pairs turn as fast as if all did.  The slowest of them turns once in
+        about 190 positions; the pairs that would turn slower carry content, not position.
     """
 
     theta: float
@@ -49,7 +49,7 @@ class MoEConfig:
 
     n_experts: int  # E
     n_active: int  # A, experts that a token uses
-    ffn_dim: int  # F of one expert
+    ffn_dim: int  # Fe, the hidden width of one expert
 
 
 @dataclass(frozen=True)

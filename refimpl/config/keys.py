@@ -100,7 +100,9 @@ class Keys:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or (isinstance(value, Sequence) and not isinstance(value, str))
+    return (isinstance(value, np.ndarray) and value.ndim > 0) or (
+        isinstance(value, Sequence) and not isinstance(value, str)
+    )
 
 
 def _items(value: Any) -> list[Any]:

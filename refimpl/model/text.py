@@ -66,8 +66,8 @@ def per_layer_inputs(call, config, weights, x):
         f[T, L, P], or None when the model has no such embeddings
 
     Notes:
-        The table has more weights than all layers together, and a token reads one row of it.  That is how a
-        model of 5 billion weights costs as much as one of 2 billion ("effective 2B").
+        In E2B this table has more weights than all layers together, and a token reads one row of it: five
+        billion weights that cost as much as two ("effective 2B").
     """
     if config.per_layer_dim == 0:
         return None
