@@ -12,8 +12,8 @@ class KVCache:
 
     A global layer has a slot for every position.  A sliding layer never looks back further than its window W,
     so its slots are a ring: position p is in slot p mod S.  After the *last* token of a call was written, the
-    *first* one must still find what it sees: S is W - 1 + chunk.  Four of five layers then need the memory of a
-    short conversation, however long it gets.
+    *first* one must still find what it sees: S is W - 1 + chunk.  Four of five layers then need the memory of
+    a short conversation, however long it gets.
 
     Shapes:
         n_seqs    R, sequences kept apart ("lanes")

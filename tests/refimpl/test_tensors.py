@@ -53,6 +53,16 @@ def test_numbered_experts_under_their_long_name():
     np.testing.assert_array_equal(logits("26b", tensors=single, drop=stacks), logits("26b"))
 
 
+@pytest.mark.parametrize(("family", "i", "parts"), [("12b", 2, "qk"), ("e2b", 5, "q"), ("e2b", 5, "qk")])
+def test_fused_without_all_three(family, i, parts):
+    """No values where they are keys; nothing but queries, or no values, in a layer that shares both."""
+    arrays = arrays_of(family)
+    names = [f"blk.{i}.attn_{part}.weight" for part in parts]
+    fused = {f"blk.{i}.attn_qkv.weight": np.concatenate([arrays[name] for name in names])}
+    drop = [f"blk.{i}.attn_{part}.weight" for part in "qkv"]
+    np.testing.assert_array_equal(logits(family, tensors=fused, drop=drop), logits(family))
+
+
 def test_output_is_the_embedding_table_when_missing():
     want = logits("12b")
     untied = logits("12b", tensors={"output.weight": arrays_of("12b")["token_embd.weight"]})
