@@ -15,6 +15,7 @@ from fastpath.cpu.simd import (
     fma_f32,
     ld_f32,
     ld_i64,
+    less_f32,
     load_f32,
     load_first_f32,
     mul_f32,
@@ -22,7 +23,7 @@ from fastpath.cpu.simd import (
     store_f32,
     store_first_f32,
 )
-from fastpath.cpu.vector_math import exp, tanh
+from fastpath.cpu.vector_math import EXP_HIGH, exp, tanh
 
 F32 = numba.float32
 ITEM = 1024  # values
@@ -34,8 +35,10 @@ CUBIC = F32(0.044715)
 @helper
 def _gelu_times(z, up):
     inner = fma_f32(mul_f32(mul_f32(z, z), z), splat_f32(CUBIC), z)
-    decay = exp(mul_f32(inner, splat_f32(MINUS_2_SQRT_2_PI)))
-    return mul_f32(div_f32(z, add_f32(splat_f32(F32(1.0)), decay)), up)
+    power = mul_f32(inner, splat_f32(MINUS_2_SQRT_2_PI))
+    share = div_f32(z, add_f32(splat_f32(F32(1.0)), exp(power)))
+    gone = mul_f32(z, splat_f32(F32(0.0)))
+    return mul_f32(less_f32(power, splat_f32(EXP_HIGH), share, gone), up)
 
 
 @kernel

@@ -1,0 +1,57 @@
+"""What the wrappers refuse, in one line each."""
+
+import numpy as np
+import pytest
+
+import fastpath.cpu as cpu
+from fastpath.cpu import threads
+from quant import FORMATS
+from tests import strategies
+
+RNG = np.random.default_rng(0)
+X = strategies.normal(RNG, 3, 64)
+W = strategies.weights(RNG, FORMATS["Q4_0"], 5, 64)
+STACK = strategies.weights(RNG, FORMATS["Q4_0"], 4, 5, 64)
+KV = strategies.normal(RNG, 2, 10, 1, 8)
+Q = strategies.normal(RNG, 1, 2, 8)
+ZERO = np.zeros(1, np.int32)
+
+FAULTS = {
+    "float64": (lambda: cpu.linear(X.astype(np.float64), W, "int8"), "float64, expected float32"),
+    "width": (lambda: cpu.linear(X[:, :32], W, "int8"), r"x \(3, 32\) and weight \(5, 64\)"),
+    "activations": (lambda: cpu.linear(X, W, "int4"), "expected 'int8' or 'float'"),
+    "expert": (lambda: cpu.expert_linear(X, STACK, np.full((3, 1), 4, np.int32), "int8"), "expert 4.*0 .. 3"),
+    "table row": (lambda: cpu.embed(W, np.array([5]), 1.0), "row 5.*0 .. 4"),
+    "norm weight": (lambda: cpu.rms_norm(X, X[0, :63], 1e-6), r"weight: got shape \(63,\), expected \(64,\)"),
+    "angles": (lambda: cpu.rope(Q, X[:1, :3], X[:1, :3]), "cos"),
+    "gate": (lambda: cpu.geglu(X, X[:2]), "up"),
+    "too far": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO + 10, None), "10 slots"),
+    "lane": (lambda: cpu.attention(Q, KV, KV, ZERO + 2, ZERO, None), "2 lanes"),
+    "negative position": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO - 1, None), "positions -1"),
+    "window": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO + 30, 11), "10 slots"),
+    "half cache": (lambda: cpu.attention(Q, KV.astype(np.float16), KV, ZERO, ZERO, None), "float16"),
+    "heads": (lambda: cpu.attention(Q, *[strategies.normal(RNG, 1, 4, 3, 8)] * 2, ZERO, ZERO, None), "multiple of K"),
+    "experts": (lambda: cpu.route(X, 65, None), "1 to 64"),
+    "threads": (lambda: threads.set_num_threads(0), "1 to"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_refused_in_one_line(fault):
+    call, message = FAULTS[fault]
+    with pytest.raises(ValueError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
+def test_views_with_gaps_are_copied():
+    wide = strategies.normal(RNG, 3, 128)
+    for op, x in ((cpu.rms_norm, (wide[:, ::2], None, 1e-6)), (cpu.linear, (wide[:, ::2], W, "int8"))):
+        assert np.array_equal(op(*x), op(np.ascontiguousarray(x[0]), *x[1:]))
+
+
+def test_no_rows():
+    assert cpu.linear(X[:0], W, "int8").shape == (0, 5)
+    assert cpu.rms_norm(X[:0], None, 1e-6).shape == (0, 64)
+    assert cpu.expert_linear(X[:0], STACK, np.zeros((0, 2), np.int32), "int8").shape == (0, 2, 5)
+    assert cpu.attention(Q[:0], KV, KV, ZERO[:0], ZERO[:0], None).shape == (0, 2, 8)

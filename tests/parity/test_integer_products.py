@@ -1,0 +1,64 @@
+"""Integer dot products equal their definition in every bit, on the worst blocks that bytes can spell."""
+
+import numpy as np
+import pytest
+
+import fastpath.cpu
+import refimpl.ops
+from quant import FORMATS, QTensor
+from tests import strategies
+
+BLOCKS = ("random", "zeros", "ones", "finite")
+
+
+@pytest.mark.parametrize("name", strategies.INTEGER_FORMATS)
+def test_every_format_on_adversarial_blocks(name):
+    fmt = FORMATS[name]
+    rng = np.random.default_rng(sum(name.encode()))
+    for blocks in BLOCKS:
+        for T in (1, 4, 5, 9):
+            M, C = int(rng.integers(1, 37)), fmt.block_size * int(rng.integers(1, 4 if fmt.block_size > 32 else 19))
+            _check(_activations(rng, T, C), _weight(rng, fmt, M, C, blocks))
+
+
+def test_activations_with_infinities_and_nans():
+    rng = np.random.default_rng(5)
+    for name in ("Q4_0", "Q4_K"):
+        x = strategies.normal(rng, 3, 512)
+        x[0, 3], x[1, 300], x[2, 511] = np.inf, np.nan, -np.inf
+        _check(x, strategies.weights(rng, FORMATS[name], 5, 512))
+
+
+def _weight(rng, fmt, M, C, kind):
+    if kind == "finite":
+        return strategies.weights(rng, fmt, M, C)
+    tensor = strategies.random_blocks(rng, fmt, M, C)
+    if kind == "zeros":
+        tensor.data[:] = 0
+    elif kind == "ones":  # all bits set: largest codes; as halves NaN, so set scales to the largest finite one
+        tensor.data[:] = 0xFF
+    # put special halves where most formats have a scale
+    halves = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x3C00, 0x7C00], "<u2").view(np.uint8)
+    blocks = tensor.data.reshape(-1, fmt.block_bytes)
+    for b in range(0, len(blocks), 2):
+        at = int(rng.choice([0, 2, fmt.block_bytes - 2]))
+        pick = 2 * int(rng.integers(0, 8))
+        blocks[b, at : at + 2] = halves[pick : pick + 2]
+    return QTensor(fmt, tensor.shape, tensor.data, f"{fmt.name} {kind}")
+
+
+def _activations(rng, T, C):
+    x = strategies.normal(rng, T, C, scale=float(rng.choice([1e-3, 1.0, 100.0])))
+    for row, kind in zip(x, strategies.SPECIAL_ROWS, strict=False):
+        strategies.with_special_row(rng, row[None], kind)
+    x[-1, : C // 2] = np.where(rng.random(C // 2) < 0.5, 127, -127)  # both ends of int8
+    return x
+
+
+def _check(x, weight):
+    with np.errstate(all="ignore"):
+        want = refimpl.ops.linear(x, weight, "int8")
+    got = fastpath.cpu.linear(x, weight, "int8")
+    # the sign and payload of a NaN are nobody's definition
+    np.testing.assert_array_equal(np.where(np.isnan(got), 0, got).view(np.uint32), np.where(np.isnan(want), 0, want).view(np.uint32))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
