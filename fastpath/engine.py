@@ -10,7 +10,7 @@ import numpy as np
 
 from fastpath.cache import KVCache, cache_bytes
 from fastpath.model.text import forward
-from refimpl.batch import Batch, make_batch
+from refimpl.batch import Batch, LogitRows, make_batch
 
 Progress = Callable[[int, int], None]
 
@@ -69,7 +69,7 @@ class Engine:
         )
 
     def extend(
-        self, pieces: Sequence[tuple[int, Sequence[int]]], rows: str = "last", trace=None
+        self, pieces: Sequence[tuple[int, Sequence[int]]], rows: LogitRows = "last", trace=None
     ) -> np.ndarray:
         """One call that appends ids to lanes.
 

@@ -2,14 +2,19 @@
 
 The figure is the normalised error, RMS(a - b) / RMS(a), over all rows of a name. Three columns:
 
-float      both sides take activations as float32: they differ in the order of sums and the last bit of exp
-           and tanh
-int8       both sides follow the integer contract: as above, and now and then a value near the middle of two
-           int8 steps falls to the other side, which moves one activation by amax / 127
-different  one side rounds activations to int8 (or keeps tables in float16, as llama.cpp does for GELU), the
-           other does not
+float      both sides take activations as float32: they differ in the order of sums and in the last bits of
+           exp and tanh
+int8       both sides follow the integer contract
+different  one side rounds activations to int8 and the other does not, or rounds them in another way, or keeps
+           a table in float16 as llama.cpp does for GELU
 
-A limit holds at layer 0; later layers inherit what came before, so it grows by sqrt(1 + layer).
+A limit holds at layer 0. Later layers inherit what came before, so it grows by sqrt(1 + layer).
+
+Rounding makes small differences large. Two rows that differ by d, rounded in steps of s, agree but for a
+share d/s of their values, and those differ by a whole s: the distance becomes sqrt(s d). With s = 1e-2 the
+1e-7 of another order of sums turns into 3e-5, then 5e-4, then 2e-3: after a few layers it is the rounding
+noise itself. That is why the int8 column is half as wide as the third and not thousands of times narrower,
+and why a wrong op is best looked for with --activations float.
 """
 
 import math
@@ -20,23 +25,20 @@ COLUMNS = ("float", "int8", "different")
 
 @dataclass(frozen=True)
 class Budget:
-    float: float
-    int8: float
-    different: float
+    limits: tuple[float, float, float]  # of the three columns; inf: not judged
     reason: str
 
 
-_COPY = Budget(1e-6, 1e-6, 1e-6, "rows of a table times one factor: nothing to sum")
-_INPUT = Budget(1e-5, 2e-3, 4e-2, "one projection of the scaled embedding, normed")
-_STREAM = Budget(1e-5, 5e-3, 5e-2, "the residual stream: errors of all branches before, partly cancelling")
-_NORMED = Budget(1e-5, 5e-3, 5e-2, "the residual stream, rescaled")
-_BRANCH = Budget(2e-5, 1e-2, 8e-2, "one projection of a normed row: its own rounding on top of the stream's")
-_DEEP = Budget(3e-5, 2e-2, 1.2e-1, "two projections or a softmax deep into a branch")
-_HEAD = Budget(3e-5, 1e-2, 8e-2, "the final norm and the vocabulary's projection")
-_CHOICE = Budget(
-    1e-5, math.inf, math.inf, "expert numbers: with rounded activations a near-tie may pick another expert"
-)
-_ROUTED = Budget(3e-5, 5e-2, 5e-1, "behind the choice of experts: one other expert changes its whole row")
+_COPY = Budget((1e-6, 1e-6, 1e-6), "rows of a table times one factor: no sum, no rounding")
+_INPUT = Budget((1e-5, 1e-2, 2e-2), "one projection of the scaled embedding, normed")
+_STREAM = Budget((1e-5, 5e-2, 1e-1), "the residual stream: errors of all branches, partly cancelling")
+_NORMED = Budget((1e-5, 5e-2, 1e-1), "the residual stream, rescaled")
+_BRANCH = Budget((1e-5, 5e-2, 1e-1), "one projection: its own rounding on top of the stream's")
+_DEEP = Budget((2e-5, 8e-2, 1.5e-1), "two projections, a softmax or a product deep into a branch")
+_CHOICE = Budget((0.0, math.inf, math.inf), "numbers of experts: near a tie rounding picks another one")
+_ROUTED = Budget((2e-5, 2e-1, 5e-1), "one entry per chosen expert: another choice replaces a whole row")
+_EXPERTS = Budget((2e-5, 1e-1, 2e-1), "the sum of the experts: a tie exchanges two of similar weight")
+_HEAD = Budget((2e-5, 5e-2, 1e-1), "norm and projection of the last layer's output, at its depth")
 
 # In the order of computation, which is also the order of the report.
 TABLE: dict[str, Budget] = {
@@ -70,9 +72,9 @@ TABLE: dict[str, Budget] = {
     "ffn_moe_up": _ROUTED,
     "ffn_moe_gate": _ROUTED,
     "ffn_moe_geglu": _ROUTED,
-    "ffn_moe_out": _ROUTED,
-    "ffn_moe": _ROUTED,
-    "ffn_moe_combined": _ROUTED,
+    "ffn_moe_out": _EXPERTS,
+    "ffn_moe": _EXPERTS,
+    "ffn_moe_combined": _EXPERTS,
     "ffn_post_norm": _DEEP,
     "pe_in": _STREAM,
     "per_layer_embd_out": _DEEP,
@@ -103,8 +105,7 @@ def limit_of(name: str, column: str, n_layers: int) -> float | None:
         return None
     if layer is None:
         layer = n_layers - 1 if base in _HEAD_NAMES else 0
-    limit: float = getattr(TABLE[base], column)
-    return limit * math.sqrt(1 + layer)
+    return TABLE[base].limits[COLUMNS.index(column)] * math.sqrt(1 + layer)
 
 
 def order_of(name: str) -> tuple[int, int, int, str]:
@@ -115,12 +116,9 @@ def order_of(name: str) -> tuple[int, int, int, str]:
 
 
 def markdown() -> str:
-    """The table as it stands in docs/numerics.md."""
-    lines = ["| name | float | int8 | different | reason |", "|---|---|---|---|---|"]
+    """The table as it stands in docs/numerics.md; `twinpath diff --budget` prints it."""
+    lines = [f"| name | {' | '.join(COLUMNS)} | reason |", "|---|---|---|---|---|"]
     for name, budget in TABLE.items():
-        limits = " | ".join(
-            "not judged" if math.isinf(x) else f"{x:.0e}"
-            for x in (budget.float, budget.int8, budget.different)
-        )
-        lines.append(f"| `{name}` | {limits} | {budget.reason} |")
+        limits = ("not judged" if math.isinf(limit) else f"{limit:g}" for limit in budget.limits)
+        lines.append(f"| `{name}` | {' | '.join(limits)} | {budget.reason} |")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from fastpath.cli.__main__ import main
 from fastpath.engine import Engine
 from fastpath.load import load_model
 from tests import tiny
+from tests.tolerances import CHUNKS_FLOAT32
 
 IDS = tiny.prompt("e2b")[:11]
 TOKENS = ",".join(map(str, IDS))
@@ -111,7 +112,7 @@ class TestLogits:
 
     def test_chunks(self, twinpath, options, tmp_path, model):
         twinpath("logits", *options, "--tokens", TOKENS, "--chunk", 4, "--out", tmp_path / "l.npy")
-        np.testing.assert_allclose(np.load(tmp_path / "l.npy"), logits_of(model), atol=1e-4)
+        np.testing.assert_allclose(np.load(tmp_path / "l.npy"), logits_of(model), rtol=0, atol=CHUNKS_FLOAT32)
 
     def test_a_prompt_raw_and_in_the_template(self, twinpath, options, tmp_path, model):
         twinpath("logits", *options, "--raw", "--prompt", "<bos>the user", "--out", tmp_path / "raw.npy")
