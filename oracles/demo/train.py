@@ -1,7 +1,8 @@
 """Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 95`.
 
 Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn by Muon (orthogonalised momentum), the rest by
-AdamW; the loss covers answers only. Each step sees one batch of short rows (mostly sums) and one of long rows (everything else).
+AdamW; the loss covers answers only. Each step sees one batch of short rows (mostly sums) and one of long rows (everything else), each in a process of its
+own: two processes that meet once a step lose less than two threads that meet at every operation, above all on a busy machine.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import os
+import socket
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from . import data, model, pack, vocab
@@ -63,7 +65,7 @@ def optimizers(net, lr: float, decay: float):
 
 
 class Feed:
-    """Endless packed batches of both shapes."""
+    """Endless packed batches of both shapes; each process draws all and uses one."""
 
     def __init__(self, seed, mixture):
         self.examples = data.stream(seed, mixture)
@@ -143,22 +145,29 @@ def keep_memory():
         libc.mallopt(-3, 1 << 30), libc.mallopt(-1, (1 << 31) - 1)
 
 
-def main():
-    ap = argparse.ArgumentParser(description=__doc__)
-    ap.add_argument("--out", required=True)
-    ap.add_argument("--minutes", type=float, default=95, help="training time over all resumed parts; the learning rate falls to zero at its end")
-    ap.add_argument("--seed", type=int, default=4)
-    ap.add_argument("--lr", type=float, default=4e-3)
-    ap.add_argument("--decay", type=float, default=0.1)
-    ap.add_argument("--threads", type=int, default=2)
-    ap.add_argument("--mixture", default="{}", help="JSON with shares that differ from data.MIXTURE")
-    ap.add_argument("--steps", type=int, default=10**9)
-    args = ap.parse_args()
-    keep_memory()
-    torch.set_num_threads(args.threads)
-    os.makedirs(args.out, exist_ok=True)
-    path = os.path.join(args.out, "state.pt")
+def learning_rate(step: int, share: float) -> float:
+    """Warm-up, a plateau, then a straight line down to three percent; `share` is the part of the time that is spent."""
+    return min(1.0, (step + 1) / 100) * (1.0 if share < 0.4 else max(0.0, 1 - (share - 0.4) / 0.6) * 0.97 + 0.03)
 
+
+def average(net, loss_sum, weight_sum):
+    """Sum gradients and totals over both processes and divide by the weight; returns the mean loss."""
+    flat = torch.cat([p.grad.flatten() for p in net.parameters()] + [torch.stack((loss_sum, weight_sum))])
+    dist.all_reduce(flat)
+    flat[:-1] /= flat[-1].clone()
+    offset = 0
+    for p in net.parameters():
+        p.grad.copy_(flat[offset:offset + p.numel()].view_as(p))
+        offset += p.numel()
+    return flat[-2].item()
+
+
+def work(rank: int, args, port: int):
+    """One of the two processes: rank 0 takes the short rows, saves and reports; rank 1 takes the long rows."""
+    keep_memory()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    path = os.path.join(args.out, "state.pt")
     net = model.create(args.seed)
     trainer = model.Trainer(net)
     opts = optimizers(net, args.lr, args.decay)
@@ -169,57 +178,65 @@ def main():
         for o, s in zip(opts, state["opts"]):
             o.load_state_dict(s)
         step, spent = state["step"], state["spent"]
-        print(f"resumed at step {step}, {spent / 60:.1f} min", flush=True)
     feed = Feed(args.seed * 100_003 + step, {**data.MIXTURE, **json.loads(args.mixture)})
     held = held_out_rows(7, 60)
-    print(f"{sum(p.numel() for p in net.parameters())} parameters, {len(held)} held-out examples, {vars(args)}", flush=True)
+    if rank == 0:
+        print(f"{sum(p.numel() for p in net.parameters())} parameters, {len(held)} held-out examples, from step {step}, {vars(args)}", flush=True)
 
-    def save():
-        torch.save({"net": net.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "spent": spent}, path + ".tmp")
-        os.replace(path + ".tmp", path)
+    def report():
+        scores = evaluate(trainer, held[rank::2])
+        both = [None, None]
+        dist.all_gather_object(both, scores)
+        parts = [f"{k}={sum(b.get(k, (0, 0))[0] for b in both)}/{sum(b.get(k, (0, 0))[1] for b in both)}" for k in sorted({**both[0], **both[1]})]
+        if rank == 0:
+            print(f"eval {step} min {spent / 60:.1f} " + " ".join(parts), flush=True)
+            torch.save({"net": net.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "spent": spent}, path + ".tmp")
+            os.replace(path + ".tmp", path)
 
-    total, last, saved, tested = args.minutes * 60, time.monotonic(), spent, spent
-    means = {"loss": 0.0, "n": 0, "tokens": 0, "sum": 0.0}
-    mark = spent
+    total, last, reported = args.minutes * 60, time.monotonic(), spent
+    mean, mark = [], spent
     while spent < total and step < args.steps:
-        share = spent / total
-        rate = min(1.0, (step + 1) / 100) * (1.0 if share < 0.4 else max(0.0, 1 - (share - 0.4) / 0.6) ** 1.0 * 0.97 + 0.03)
-        for o in opts:
-            for g in o.param_groups:
-                g["lr"] = args.lr * rate
-        batches = feed.next()
-        total_weight = sum(float(b[5].sum()) for b in batches)
-        for i, batch in enumerate(batches):
-            losses, weights = run_batch(trainer, batch)
-            loss = (losses * weights).sum() / total_weight
-            loss.backward()
-            means["loss"] += loss.item()
-            if i == 0:
-                means["sum"] += (losses * (weights == 4)).sum().item() / max(1, (weights == 4).sum().item())
+        rate = args.lr * learning_rate(step, spent / total)
+        for group in (g for o in opts for g in o.param_groups):
+            group["lr"] = rate
+        losses, weights = run_batch(trainer, feed.next()[rank])
+        loss = (losses * weights).sum()
+        loss.backward()
+        mean.append(average(net, loss.detach(), weights.sum()))
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         for o in opts:
             o.step()
             o.zero_grad(set_to_none=True)
         step += 1
-        means["n"] += 1
-        means["tokens"] += SHORT[0] * SHORT[1] + LONG[0] * LONG[1]
-        now = time.monotonic()
-        spent, last = spent + now - last, now
+        clock = torch.tensor([time.monotonic() - last if rank == 0 else 0.0], dtype=torch.float64)
+        dist.broadcast(clock, 0)                     # both must agree on the time, and so on the rate and the end
+        spent, last = spent + clock.item(), time.monotonic()
+        if rank == 0 and step % 50 == 0:
+            tokens = len(mean) * (SHORT[0] * SHORT[1] + LONG[0] * LONG[1])
+            print(f"step {step} min {spent / 60:.1f} loss {sum(mean) / len(mean):.4f} lr {rate:.2e} tok/s {tokens / (spent - mark):.0f}", flush=True)
         if step % 50 == 0:
-            n = means["n"]
-            print(f"step {step} min {spent / 60:.1f} loss {means['loss'] / n:.4f} sums {means['sum'] / n:.4f} lr {args.lr * rate:.2e} "
-                  f"tok/s {means['tokens'] / (spent - mark):.0f}", flush=True)
-            means, mark = {"loss": 0.0, "n": 0, "tokens": 0, "sum": 0.0}, spent
-        if spent - saved > 120:
-            save()
-            saved = spent
-        if spent - tested > 240:
-            scores = evaluate(trainer, held)
-            print(f"eval {step} min {spent / 60:.1f} " + " ".join(f"{k}={a}/{b}" for k, (a, b) in scores.items()), flush=True)
-            tested = spent
-    save()
-    scores = evaluate(trainer, held)
-    print(f"done step {step} min {spent / 60:.1f} " + " ".join(f"{k}={a}/{b}" for k, (a, b) in scores.items()), flush=True)
+            mean, mark = [], spent
+        if spent - reported > 240:
+            report()
+            reported = spent
+    report()
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--out", required=True)
+    ap.add_argument("--minutes", type=float, default=60, help="training time over all resumed parts; the learning rate falls to its end over them")
+    ap.add_argument("--seed", type=int, default=4)
+    ap.add_argument("--lr", type=float, default=4e-3)
+    ap.add_argument("--decay", type=float, default=0.1)
+    ap.add_argument("--mixture", default="{}", help="JSON with shares that differ from data.MIXTURE")
+    ap.add_argument("--steps", type=int, default=10**9)
+    args = ap.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    torch.multiprocessing.spawn(work, (args, port), nprocs=2)
 
 
 if __name__ == "__main__":
