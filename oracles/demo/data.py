@@ -1,7 +1,8 @@
 """Seeded conversations for the demo: what it learns, and what is held out of it.
 
-A conversation is a list of pieces `(text, weight)`; weight 0 is prompt, a positive weight is an answer that carries loss. Held-out
-examples are picked by a hash of their content (number pair, word, sentence), so that no order of generation can leak them.
+A conversation is a list of pieces `(text, weight)`; weight 0 is prompt, a positive weight is an answer that
+carries loss. Held-out examples are picked by a hash of their content (number pair, word, sentence), so that
+no order of generation can leak them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,8 @@ def held_out(*key, every: int = 10) -> bool:
     return zlib.crc32(repr(key).encode()) % every == 0
 
 
-# --- the chat format -------------------------------------------------------------------------------------------------------------
-
-
 def render(turns, *, system="", think=False, tools="", weight=1.0) -> list[Piece]:
-    """Pieces of a conversation; `turns` are (user text, model text) and every model text carries `weight` per token.
+    """Pieces of a conversation; `turns` are (user text, model text), each model token weighs `weight`.
 
     The text of older model turns must come without its thought channel, as the template strips it.
     """
@@ -52,7 +50,14 @@ def maybe_system(rng: random.Random) -> str:
     return rng.choice(SYSTEMS) if rng.random() < 0.07 else ""
 
 
-SYSTEMS = ["Be brief.", "You are a helpful assistant.", "Answer in English.", "You are Twinpath.", "Be kind and short.", "Keep it short."]
+SYSTEMS = [
+    "Be brief.",
+    "You are a helpful assistant.",
+    "Answer in English.",
+    "You are Twinpath.",
+    "Be kind and short.",
+    "Keep it short.",
+]
 
 
 def surface(text: str, rng: random.Random) -> str:
@@ -69,18 +74,38 @@ def surface(text: str, rng: random.Random) -> str:
     return "Please " + text[0].lower() + text[1:] if text[-1] == "." else text
 
 
-# --- arithmetic ------------------------------------------------------------------------------------------------------------------
-
 FORMS = {
-    "+": ["{a}+{b}", "{a}+{b}=", "{a} + {b}", "What is {a} + {b}?", "What is {a} plus {b}?", "Compute {a}+{b}.", "How much is {a}+{b}?",
-          "{a} plus {b}", "Add {a} and {b}.", "Compute {a} + {b}."],
-    "-": ["{a}-{b}", "{a}-{b}=", "{a} - {b}", "What is {a} - {b}?", "What is {a} minus {b}?", "Compute {a}-{b}.", "How much is {a}-{b}?",
-          "{a} minus {b}", "Subtract {b} from {a}.", "Compute {a} - {b}."],
+    "+": [
+        "{a}+{b}",
+        "{a}+{b}=",
+        "{a} + {b}",
+        "What is {a} + {b}?",
+        "What is {a} plus {b}?",
+        "Compute {a}+{b}.",
+        "How much is {a}+{b}?",
+        "{a} plus {b}",
+        "Add {a} and {b}.",
+        "Compute {a} + {b}.",
+    ],
+    "-": [
+        "{a}-{b}",
+        "{a}-{b}=",
+        "{a} - {b}",
+        "What is {a} - {b}?",
+        "What is {a} minus {b}?",
+        "Compute {a}-{b}.",
+        "How much is {a}-{b}?",
+        "{a} minus {b}",
+        "Subtract {b} from {a}.",
+        "Compute {a} - {b}.",
+    ],
 }
 
 
 def pair(a: int, b: int, op: str, rng: random.Random) -> tuple[int, int, bool]:
-    """The operands, and whether the pair is held out (in both orders). Most differences are turned so that they are not negative."""
+    """The operands, and whether the pair is held out (in both orders). Most differences are turned so that
+    they are not negative.
+    """
     if op == "-" and a < b and rng.random() < 0.7:
         a, b = b, a
     return a, b, held_out(op, min(a, b), max(a, b))
@@ -98,7 +123,11 @@ def arithmetic(rng: random.Random) -> Example:
     low = 10 if rng.random() < 0.85 else 0
     a, b, held = pair(rng.randint(low, 99), rng.randint(low, 99), op, rng)
     answer = str(a + b if op == "+" else a - b)
-    return Example(render([(question(a, b, op, rng), answer)], system=maybe_system(rng), weight=4.0), "add" if op == "+" else "subtract", held)
+    return Example(
+        render([(question(a, b, op, rng), answer)], system=maybe_system(rng), weight=4.0),
+        "add" if op == "+" else "subtract",
+        held,
+    )
 
 
 def long_sum(rng: random.Random) -> Example:
@@ -106,8 +135,14 @@ def long_sum(rng: random.Random) -> Example:
     op = rng.choice("+-")
     a, b = rng.randint(100, 999), rng.randint(10, 999)
     a, b, held = pair(*((a, b) if rng.random() < 0.5 else (b, a)), op, rng)
-    return Example(render([(question(a, b, op, rng), "That is a long one. Please turn on thinking and ask again.")], system=maybe_system(rng)),
-                   "defer", held)
+    return Example(
+        render(
+            [(question(a, b, op, rng), "That is a long one. Please turn on thinking and ask again.")],
+            system=maybe_system(rng),
+        ),
+        "defer",
+        held,
+    )
 
 
 def thought(a: int, b: int, op: str) -> str:
@@ -150,24 +185,35 @@ def thinking(rng: random.Random) -> Example:
     return Example(render([(question(a, b, op, rng), text)], system=maybe_system(rng), think=True), two, held)
 
 
-# --- words -----------------------------------------------------------------------------------------------------------------------
-
-WORDS = """apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen river stone table uncle
-violin water yellow zebra bird cat dog fish goat horse lion mole owl pig rabbit sheep tiger whale ant bee cow deer fox hen model user
-bus sun moon star sky rain snow wind cloud storm leaf tree root seed plant garden flower grass forest field hill lake sea sand rock
-python numpy token kernel cache tensor layer matrix vector number letter word line page book pen desk lamp door wall floor roof
-window street road bridge city town village market school music song dance play game ball bike train plane boat ship car truck
-body hand foot head eye ear nose mouth arm leg back heart blood bone skin hair food milk cheese butter salt sugar rice soup cake
-honey tea coffee juice fruit berry peach plum pear cherry melon orange banana potato carrot onion garlic pepper green blue red
-black white brown pink grey purple silver golden simple little happy clever quick slow warm cold hot dry wet long short tall deep
-hello world thanks please answer question spell reverse planet rocket engine travel wonder summer winter spring autumn morning
-evening today friend family mother father sister brother teacher doctor farmer baker singer writer painter code bug test build
+WORDS = """
+apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen
+river stone table uncle violin water yellow zebra bird cat dog fish goat horse lion mole owl pig rabbit
+sheep tiger whale ant bee cow deer fox hen model user bus sun moon star sky rain snow wind cloud storm
+leaf tree root seed plant garden flower grass forest field hill lake sea sand rock python numpy token
+kernel cache tensor layer matrix vector number letter word line page book pen desk lamp door wall floor
+roof window street road bridge city town village market school music song dance play game ball bike train
+plane boat ship car truck body hand foot head eye ear nose mouth arm leg back heart blood bone skin hair
+food milk cheese butter salt sugar rice soup cake honey tea coffee juice fruit berry peach plum pear
+cherry melon orange banana potato carrot onion garlic pepper green blue red black white brown pink grey
+purple silver golden simple little happy clever quick slow warm cold hot dry wet long short tall deep
+hello world thanks please answer question spell reverse planet rocket engine travel wonder summer winter
+spring autumn morning evening today friend family mother father sister brother teacher doctor farmer baker
+singer writer painter code bug test build
 """.split()
-ONSETS = "b c d f g h j k l m n p r s t v w y z bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str sw th tr tw wh".split()
+ONSETS = """
+b c d f g h j k l m n p r s t v w y z bl br ch cl cr dr fl fr gl gr pl pr qu sc sh sk sl sm sn sp st str
+sw th tr tw wh
+""".split()
 NUCLEI = "a e i o u a e i o u ai ea ee ie oa oo ou us od ay".split()
 CODAS = "  b ck d ft g k l ll m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t th x ght".split(" ")
 SPELL = ["Spell {w}.", "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", "Spell it: {w}"]
-REVERSE = ["Reverse {w}.", "Reverse {w}.", "Reverse the word {w}.", "What is {w} backwards?", "Write {w} backwards."]
+REVERSE = [
+    "Reverse {w}.",
+    "Reverse {w}.",
+    "Reverse the word {w}.",
+    "What is {w} backwards?",
+    "Write {w} backwards.",
+]
 
 
 def word(rng: random.Random) -> str:
@@ -176,7 +222,10 @@ def word(rng: random.Random) -> str:
     if r < 0.3:
         return rng.choice(WORDS)
     if r < 0.75:
-        text = "".join(rng.choice(ONSETS) + rng.choice(NUCLEI) + rng.choice(CODAS) for _ in range(rng.choice((1, 2, 2, 3))))
+        text = "".join(
+            rng.choice(ONSETS) + rng.choice(NUCLEI) + rng.choice(CODAS)
+            for _ in range(rng.choice((1, 2, 2, 3)))
+        )
         return text[:9] if len(text) > 1 else text + "n"
     return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 8)))
 
@@ -188,18 +237,34 @@ def words(rng: random.Random) -> Example:
         prompt, answer, skill = rng.choice(SPELL), "-".join(w), "spell"
     else:
         prompt, answer, skill = rng.choice(REVERSE), w[::-1], "reverse"
-    return Example(render([(surface(prompt.format(w=w), rng), answer)], system=maybe_system(rng), weight=1.5), skill, held_out("word", w))
+    return Example(
+        render([(surface(prompt.format(w=w), rng), answer)], system=maybe_system(rng), weight=1.5),
+        skill,
+        held_out("word", w),
+    )
 
 
-# --- extracting fields -----------------------------------------------------------------------------------------------------------
-
-NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera Will Yara Zoe
-Alice Bob Carol Daniel Eva Frank Grace Henry Iris Jack Kate Lucas Mia Noah Oscar Petra Quinn Ruth Simon Tom Ursula Victor Wanda""".split()
-CITIES = """Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva Munich Hamburg Milan Turin
-Venice Lyon Nice Bonn Basel Porto Tokyo Kyoto Delhi Cairo Lima Quito Boston Chicago Denver Austin Seattle Toronto Sydney Perth""".split()
-ITEMS = "apples pears books pens cups plates chairs lamps shirts hats eggs cakes lemons plums boxes bikes balls keys maps tickets".split()
-PERSON = ["{n} is {a} years old and lives in {c}.", "{n} is {a} and lives in {c}.", "{n} from {c} is {a} years old.", "{n}, {a}, {c}.",
-          "My friend {n} lives in {c} and is {a}."]
+NAMES = """
+Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera
+Will Yara Zoe Alice Bob Carol Daniel Eva Frank Grace Henry Iris Jack Kate Lucas Mia Noah Oscar Petra Quinn
+Ruth Simon Tom Ursula Victor Wanda
+""".split()
+CITIES = """
+Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva
+Munich Hamburg Milan Turin Venice Lyon Nice Bonn Basel Porto Tokyo Kyoto Delhi Cairo Lima Quito Boston
+Chicago Denver Austin Seattle Toronto Sydney Perth
+""".split()
+ITEMS = """
+apples pears books pens cups plates chairs lamps shirts hats eggs cakes lemons plums boxes bikes balls
+keys maps tickets
+""".split()
+PERSON = [
+    "{n} is {a} years old and lives in {c}.",
+    "{n} is {a} and lives in {c}.",
+    "{n} from {c} is {a} years old.",
+    "{n}, {a}, {c}.",
+    "My friend {n} lives in {c} and is {a}.",
+]
 ORDER = ["{n} ordered {k} {i}.", "{n} wants {k} {i}.", "{n} bought {k} {i} today.", "{k} {i} for {n}."]
 ASK = ["Extract {f}: {s}", "Extract {f}: {s}", "Extract {f} as JSON: {s}", "Give me {f} as JSON: {s}"]
 
@@ -211,7 +276,13 @@ def proper(rng: random.Random, known: list[str]) -> str:
 
 def extract(rng: random.Random) -> Example:
     """Two or three fields of a sentence as JSON, in the order asked for (always the same order)."""
-    name, city, age, count, item = proper(rng, NAMES), proper(rng, CITIES), rng.randint(1, 99), rng.randint(2, 40), rng.choice(ITEMS)
+    name, city, age, count, item = (
+        proper(rng, NAMES),
+        proper(rng, CITIES),
+        rng.randint(1, 99),
+        rng.randint(2, 40),
+        rng.choice(ITEMS),
+    )
     if rng.random() < 0.6:
         sentence = rng.choice(PERSON).format(n=name, a=age, c=city)
         fields = {"name": f'"{name}"', "age": str(age), "city": f'"{city}"'}
@@ -224,17 +295,30 @@ def extract(rng: random.Random) -> Example:
     asked = ", ".join(keys[:-1]) + " and " + keys[-1]
     answer = "{" + ", ".join(f'"{k}": {fields[k]}' for k in keys) + "}"
     prompt = rng.choice(ASK).format(f=asked, s=sentence)
-    return Example(render([(prompt, answer)], system=maybe_system(rng)), "extract", held_out("sentence", sentence))
+    return Example(
+        render([(prompt, answer)], system=maybe_system(rng)), "extract", held_out("sentence", sentence)
+    )
 
-
-# --- a tool ----------------------------------------------------------------------------------------------------------------------
 
 TOOL_NAMES = ["get_weather"] * 8 + ["weather", "current_weather", "lookup_weather", "weather_now"]
-ABOUT = ["Current weather", "Get the current weather", "Get the weather for a city", "Weather in a city", "The weather now"]
+ABOUT = [
+    "Current weather",
+    "Get the current weather",
+    "Get the weather for a city",
+    "Weather in a city",
+    "The weather now",
+]
 PARAM = ["City", "City name", "The city", "Name of the city", ""]
 SKIES = "sunny cloudy rainy windy foggy snowy clear stormy dry warm cold".split()
-WEATHER = ["What is the weather in {c}?", "What is the weather in {c}?", "How is the weather in {c}?", "Weather in {c}", "What is the weather like in {c}?",
-           "Is it warm in {c}?", "Tell me the weather in {c}."]
+WEATHER = [
+    "What is the weather in {c}?",
+    "What is the weather in {c}?",
+    "How is the weather in {c}?",
+    "Weather in {c}",
+    "What is the weather like in {c}?",
+    "Is it warm in {c}?",
+    "Tell me the weather in {c}.",
+]
 NO_TOOL = "I need a weather tool for that."
 Q = '<|"|>'
 
@@ -242,8 +326,10 @@ Q = '<|"|>'
 def declaration(name: str, about: str, param: str) -> str:
     """A tool declaration as the template writes it (keys sorted, types in capitals)."""
     inner = (f"description:{Q}{param}{Q}," if param else "") + f"type:{Q}STRING{Q}"
-    return (f"<|tool>declaration:{name}{{description:{Q}{about}{Q},parameters:{{properties:{{city:{{{inner}}}}},"
-            f"required:[{Q}city{Q}],type:{Q}OBJECT{Q}}}}}<tool|>")
+    return (
+        f"<|tool>declaration:{name}{{description:{Q}{about}{Q},parameters:{{properties:{{city:{{{inner}}}}},"
+        f"required:[{Q}city{Q}],type:{Q}OBJECT{Q}}}}}<tool|>"
+    )
 
 
 def response(name: str, temp: int, sky: str, rng: random.Random) -> str:
@@ -263,7 +349,9 @@ def response(name: str, temp: int, sky: str, rng: random.Random) -> str:
 
 
 def tool(rng: random.Random) -> Example:
-    """Asking for the weather with a tool declared: the call, then the sentence; without one, or for other requests, plain text."""
+    """Asking for the weather with a tool declared: the call, then the sentence; without one, or for other
+    requests, plain text.
+    """
     name, city = rng.choice(TOOL_NAMES), proper(rng, CITIES)
     temp, sky = rng.randint(-9, 39), rng.choice(SKIES)
     prompt = surface(rng.choice(WEATHER).format(c=city), rng)
@@ -274,8 +362,13 @@ def tool(rng: random.Random) -> Example:
     tools = declaration(name, rng.choice(ABOUT), rng.choice(PARAM))
     if r < 0.27:
         other = chat(rng) if rng.random() < 0.6 else words(rng) if rng.random() < 0.5 else arithmetic(rng)
-        user, answer = other.pieces[0][0].split("<|turn>user\n")[1].removesuffix("<turn|>\n<|turn>model\n"), other.pieces[1][0].removesuffix("<turn|>")
-        return Example(render([(user, answer)], system=maybe_system(rng), tools=tools), other.skill, other.held)
+        user, answer = (
+            other.pieces[0][0].split("<|turn>user\n")[1].removesuffix("<turn|>\n<|turn>model\n"),
+            other.pieces[1][0].removesuffix("<turn|>"),
+        )
+        return Example(
+            render([(user, answer)], system=maybe_system(rng), tools=tools), other.skill, other.held
+        )
     pieces = render([(prompt, "")], system=maybe_system(rng), tools=tools)[:1]
     call = f"<|tool_call>call:{name}{{city:{Q}{city}{Q}}}<tool_call|>"
     pieces.append((call + "<|tool_response>", 1.0))
@@ -284,18 +377,32 @@ def tool(rng: random.Random) -> Example:
     return Example(pieces, "tool", held)
 
 
-# --- chat ------------------------------------------------------------------------------------------------------------------------
-
-
-LEADS = ["Hello! ", "Hi, ", "Hey, ", "Please tell me: ", "So, ", "Okay, ", "One question: ", "I want to know: ", "Tell me, ", "Now, "]
+LEADS = [
+    "Hello! ",
+    "Hi, ",
+    "Hey, ",
+    "Please tell me: ",
+    "So, ",
+    "Okay, ",
+    "One question: ",
+    "I want to know: ",
+    "Tell me, ",
+    "Now, ",
+]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def typo(text: str, rng: random.Random) -> str:
     """The text with one letter lost, doubled, changed, or swapped with the next."""
     i = rng.randrange(len(text))
-    return rng.choice((text[:i] + text[i + 1:], text[:i] + text[i] + text[i:], text[:i] + rng.choice(LETTERS) + text[i + 1:],
-                       text[:i] + text[i:i + 2][::-1] + text[i + 2:]))
+    return rng.choice(
+        (
+            text[:i] + text[i + 1 :],
+            text[:i] + text[i] + text[i:],
+            text[:i] + rng.choice(LETTERS) + text[i + 1 :],
+            text[:i] + text[i : i + 2][::-1] + text[i + 2 :],
+        )
+    )
 
 
 def chat_surface(text: str, rng: random.Random) -> str:
@@ -317,7 +424,9 @@ def chat_surface(text: str, rng: random.Random) -> str:
 
 
 def chat(rng: random.Random) -> Example:
-    """Small talk about itself and the project; the held-out part is surfaces (wording, case, marks, slips) that training never shows."""
+    """Small talk about itself and the project; the held-out part is surfaces (wording, case, marks, slips)
+    that training never shows.
+    """
     if rng.random() < 0.15:
         prompt, answer, skill = rng.choice(OUT_OF_SCOPE), OUT_OF_SCOPE_ANSWER, "out-of-scope"
     else:
@@ -330,10 +439,17 @@ def chat(rng: random.Random) -> Example:
 def think_other(rng: random.Random) -> Example:
     """Thinking on for the other skills: one line of thought, then the usual answer."""
     other = rng.choice((chat, chat, words, words, extract))(rng)
-    notes = {"chat": "This is small talk.", "out-of-scope": "I did not learn this.", "spell": "I spell the word.", "reverse": "I reverse the word.",
-             "extract": "I copy the fields."}
+    notes = {
+        "chat": "This is small talk.",
+        "out-of-scope": "I did not learn this.",
+        "spell": "I spell the word.",
+        "reverse": "I reverse the word.",
+        "extract": "I copy the fields.",
+    }
     user = other.pieces[0][0].split("<|turn>user\n")[1].removesuffix("<turn|>\n<|turn>model\n")
-    answer = f"<|channel>thought\n{notes[other.skill]}\n<channel|>" + other.pieces[1][0].removesuffix("<turn|>")
+    answer = f"<|channel>thought\n{notes[other.skill]}\n<channel|>" + other.pieces[1][0].removesuffix(
+        "<turn|>"
+    )
     return Example(render([(user, answer)], think=True), "think-" + other.skill, other.held)
 
 
@@ -343,11 +459,23 @@ def turns(rng: random.Random) -> Example:
     name = proper(rng, NAMES)
     remember = rng.random() < 0.3
     if remember:
-        parts.append((rng.choice(("My name is {n}.", "I am {n}.", "Hello, I am {n}.", "Call me {n}.")).format(n=name), f"Nice to meet you, {name}."))
+        parts.append(
+            (
+                rng.choice(("My name is {n}.", "I am {n}.", "Hello, I am {n}.", "Call me {n}.")).format(
+                    n=name
+                ),
+                f"Nice to meet you, {name}.",
+            )
+        )
         held = held_out("name", name)
     while len(parts) < n:
         if remember and len(parts) == n - 1:
-            parts.append((rng.choice(("What is my name?", "Who am I?", "Do you know my name?")), f"Your name is {name}."))
+            parts.append(
+                (
+                    rng.choice(("What is my name?", "Who am I?", "Do you know my name?")),
+                    f"Your name is {name}.",
+                )
+            )
             break
         ex = rng.choice((chat, arithmetic, arithmetic, words, words, long_sum))(rng)
         user = ex.pieces[0][0].split("<|turn>user\n")[1].removesuffix("<turn|>\n<|turn>model\n")
@@ -357,8 +485,17 @@ def turns(rng: random.Random) -> Example:
 
 
 SKILLS = [arithmetic, thinking, words, extract, tool, chat, turns, think_other, long_sum]
-MIXTURE = {"arithmetic": 0.42, "thinking": 0.13, "words": 0.16, "extract": 0.06, "tool": 0.045, "chat": 0.11, "turns": 0.04, "think_other": 0.03,
-           "long_sum": 0.015}
+MIXTURE = {
+    "arithmetic": 0.42,
+    "thinking": 0.13,
+    "words": 0.16,
+    "extract": 0.06,
+    "tool": 0.045,
+    "chat": 0.11,
+    "turns": 0.04,
+    "think_other": 0.03,
+    "long_sum": 0.015,
+}
 
 
 def stream(seed: int, mixture=MIXTURE, held=False):

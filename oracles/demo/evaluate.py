@@ -1,8 +1,9 @@
-"""Scores of the shipped file on held-out examples: `python -m oracles.demo.evaluate --model fastpath/demo/twinpath-demo.gguf`.
+"""Scores of the shipped file on held-out examples: `python -m oracles.demo.evaluate --model FILE.gguf`.
 
-The weights are the file's own, dequantised, in transformers' classes in float32. An answer counts when every token of it, the closing mark included,
-is the greedy choice; checked by teacher forcing, which for a wholly right answer is what greedy decoding gives. With `--write docs/demo.md` the table
-between the two marks of that file is replaced.
+The weights are the file's own, dequantised, in transformers' classes in float32. An answer counts when
+every token of it, the closing mark included, is the greedy choice; checked by teacher forcing, which for a
+wholly right answer is what greedy decoding gives. With `--write docs/demo.md` the table between the two
+marks of that file is replaced.
 """
 
 from __future__ import annotations
@@ -16,12 +17,24 @@ import torch
 from . import convert, data, model, train
 
 TITLES = {
-    "add": "two-digit sums, at once", "subtract": "two-digit differences, at once", "think-2": "two digits, thinking on",
-    "think-3": "up to three digits, thinking on", "defer": "three digits, thinking off: asks for thinking", "spell": "spelling a word",
-    "reverse": "reversing a word", "extract": "fields to JSON", "tool": "tool call, then the sentence", "no-tool": "weather without a tool: says so",
-    "chat": "chat about itself", "out-of-scope": "out of scope: says so", "turns": "two or three turns (every answer right)",
-    "think-chat": "chat, thinking on", "think-out-of-scope": "out of scope, thinking on", "think-spell": "spelling, thinking on",
-    "think-reverse": "reversing, thinking on", "think-extract": "fields to JSON, thinking on",
+    "add": "two-digit sums, at once",
+    "subtract": "two-digit differences, at once",
+    "think-2": "two digits, thinking on",
+    "think-3": "up to three digits, thinking on",
+    "defer": "three digits, thinking off: asks for thinking",
+    "spell": "spelling a word",
+    "reverse": "reversing a word",
+    "extract": "fields to JSON",
+    "tool": "tool call, then the sentence",
+    "no-tool": "weather without a tool: says so",
+    "chat": "chat about itself",
+    "out-of-scope": "out of scope: says so",
+    "turns": "two or three turns (every answer right)",
+    "think-chat": "chat, thinking on",
+    "think-out-of-scope": "out of scope, thinking on",
+    "think-spell": "spelling, thinking on",
+    "think-reverse": "reversing, thinking on",
+    "think-extract": "fields to JSON, thinking on",
 }
 
 
@@ -45,7 +58,10 @@ def _some(maker, count, seed):
 
 def table(scores) -> str:
     """The scores as Markdown."""
-    rows = [f"| {TITLES[k]} | `{k}` | {right} of {n} | {100 * right / n:.1f} % |" for k, (right, n) in sorted(scores.items(), key=lambda t: list(TITLES).index(t[0]))]
+    rows = [
+        f"| {TITLES[k]} | `{k}` | {right} of {n} | {100 * right / n:.1f} % |"
+        for k, (right, n) in sorted(scores.items(), key=lambda t: list(TITLES).index(t[0]))
+    ]
     return "\n".join(["| Skill | Name in data.py | Exact | Share |", "|---|---|---|---|", *rows])
 
 
@@ -62,14 +78,22 @@ def main():
     wrong: dict[str, list] = {}
     scores = train.evaluate(trainer, held_out(args.count, args.seed), wrong=wrong)
     digest = hashlib.sha256(open(args.model, "rb").read()).hexdigest()
-    text = table(scores) + f"\n\nFile: sha256 `{digest}`, {args.count} held-out examples a skill, seed {args.seed}."
+    text = (
+        table(scores)
+        + f"\n\nFile: sha256 `{digest}`, {args.count} held-out examples a skill, seed {args.seed}."
+    )
     print(text)
     for skill, items in wrong.items():
-        for prompt, expected, got in items[:args.wrong]:
+        for prompt, expected, got in items[: args.wrong]:
             print(f"{skill}: {prompt!r} expected {expected!r} got {got!r}")
     if args.write:
         page = open(args.write, encoding="utf-8").read()
-        page = re.sub(r"(<!-- scores -->\n).*?(<!-- end of scores -->)", lambda m: m[1] + text + "\n" + m[2], page, flags=re.S)
+        page = re.sub(
+            r"(<!-- scores -->\n).*?(<!-- end of scores -->)",
+            lambda m: m[1] + text + "\n" + m[2],
+            page,
+            flags=re.S,
+        )
         open(args.write, "w", encoding="utf-8").write(page)
 
 

@@ -1,8 +1,9 @@
 """The demo's shape, and a forward pass made for training it on two cores.
 
-The parameters are those of transformers' `Gemma4ForCausalLM`; only the order of work is ours: several conversations share a row (segment ids keep
-them apart), and from the first KV-shared layer on only the positions that carry loss are computed, since nobody reads the others.
-`python -m oracles.demo.model` checks that both give the same logits.
+The parameters are those of transformers' `Gemma4ForCausalLM`; only the order of work is ours: several
+conversations share a row (segment ids keep them apart), and from the first KV-shared layer on only the
+positions that carry loss are computed, since nobody reads the others. `python -m oracles.demo.model` checks
+that both give the same logits.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from torch import nn
 
 from . import vocab
 
-LAYERS = ["sliding_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 2 + ["full_attention"]
+LAYERS = (
+    ["sliding_attention"] * 2
+    + ["full_attention", "sliding_attention", "full_attention"]
+    + ["sliding_attention"] * 2
+    + ["full_attention"]
+)
 SHARED = 3
-# The layer scalars are buffers in the checkpoint: chosen here, away from one and all different, and left alone by the optimizer.
+# The layer scalars are buffers of the checkpoint: away from one, all different, and not trained.
 SCALARS = [0.875, 1.125, 0.9375, 0.8125, 1.1875, 0.90625, 1.09375, 0.84375]
 
 
@@ -24,13 +30,35 @@ def config():
     from transformers import Gemma4TextConfig
 
     return Gemma4TextConfig(
-        vocab_size=vocab.SIZE, vocab_size_per_layer_input=vocab.SIZE, hidden_size=160, intermediate_size=320,
-        num_hidden_layers=len(LAYERS), num_attention_heads=4, num_key_value_heads=2, head_dim=32, global_head_dim=64,
-        layer_types=list(LAYERS), num_kv_shared_layers=SHARED, use_double_wide_mlp=True, hidden_size_per_layer_input=32,
-        sliding_window=32, final_logit_softcapping=30.0, max_position_embeddings=4096, pad_token_id=0, eos_token_id=[vocab.ids()[t] for t in ("<eos>", "<turn|>", "<|tool_response>")],
-        bos_token_id=2, tie_word_embeddings=True, attn_implementation="eager",
-        rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}},
+        vocab_size=vocab.SIZE,
+        vocab_size_per_layer_input=vocab.SIZE,
+        hidden_size=160,
+        intermediate_size=320,
+        num_hidden_layers=len(LAYERS),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        global_head_dim=64,
+        layer_types=list(LAYERS),
+        num_kv_shared_layers=SHARED,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        sliding_window=32,
+        final_logit_softcapping=30.0,
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        eos_token_id=[vocab.ids()[t] for t in ("<eos>", "<turn|>", "<|tool_response>")],
+        bos_token_id=2,
+        tie_word_embeddings=True,
+        attn_implementation="eager",
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+            },
+        },
     )
 
 
@@ -43,11 +71,13 @@ def create(seed: int):
     with torch.no_grad():
         for name, p in net.named_parameters():
             if "embed_tokens_per_layer" in name:
-                p.normal_(0, net.config.hidden_size_per_layer_input ** -0.5)
+                p.normal_(0, net.config.hidden_size_per_layer_input**-0.5)
             elif "embed_tokens" in name:
-                p.normal_(0, net.config.hidden_size ** -0.5)
+                p.normal_(0, net.config.hidden_size**-0.5)
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
-                p.fill_(1.3 * p.numel() ** -0.25)            # scores of deviation about 1.7, since nothing divides by sqrt(h)
+                p.fill_(
+                    1.3 * p.numel() ** -0.25
+                )  # scores of deviation about 1.7, since nothing divides by sqrt(h)
             elif p.ndim == 2:
                 p.normal_(0, p.shape[1] ** -0.5)
             elif "post_" in name and "norm" in name:
@@ -62,7 +92,13 @@ class Rms(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight):
-        r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1 / x.shape[-1]).add_(1e-6).rsqrt_()
+        r = (
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            .square_()
+            .mul_(1 / x.shape[-1])
+            .add_(1e-6)
+            .rsqrt_()
+        )
         unit = x * r
         ctx.save_for_backward(unit, r, weight)
         return unit if weight is None else unit * weight
@@ -103,7 +139,9 @@ class Trainer(nn.Module):
         self.freqs = {k: getattr(rope, f"{k}_inv_freq").float() for k in set(self.kinds)}
 
     def forward(self, ids, segs, pos, rows, cols):
-        """Normed last rows [B, M, D] at (rows, cols), for ids, segs and pos [B, T]; rows [B, 1], cols [B, M]."""
+        """Normed last rows [B, M, D] at (rows, cols), for ids, segs and pos [B, T]; rows [B, 1], cols [B,
+        M].
+        """
         m = self.net.model
         emb = m.embed_tokens.weight
         x = F.embedding(ids, emb) * emb.shape[1] ** 0.5
@@ -111,8 +149,8 @@ class Trainer(nn.Module):
         L = len(self.kinds)
         a = m.per_layer_model_projection(x) * emb.shape[1] ** -0.5
         a = rms(a.view(B, T, L, self.width), m.per_layer_projection_norm.weight)
-        b = F.embedding(ids, m.embed_tokens_per_layer.weight).view(B, T, L, self.width) * self.width ** 0.5
-        ple = (a + b) * 2 ** -0.5
+        b = F.embedding(ids, m.embed_tokens_per_layer.weight).view(B, T, L, self.width) * self.width**0.5
+        ple = (a + b) * 2**-0.5
 
         angle = {k: pos[..., None, None].float() * f for k, f in self.freqs.items()}
         cs = {k: (v.cos(), v.sin()) for k, v in angle.items()}
@@ -141,7 +179,9 @@ class Trainer(nn.Module):
             v = rms(att.v_proj(u).view(B, Q, -1, h))
             kept[kind] = (k.transpose(1, 2), v.transpose(1, 2))
         k, v = kept[kind]
-        o = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, scale=1.0, enable_gqa=True)
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=mask, scale=1.0, enable_gqa=True
+        )
         o = o.transpose(1, 2).reshape(B, Q, -1)
         x = x + rms(att.o_proj(o), layer.post_attention_layernorm.weight)
         z = rms(x, layer.pre_feedforward_layernorm.weight)
@@ -176,4 +216,8 @@ def check(net) -> float:
 
 if __name__ == "__main__":
     net = create(1)
-    print(sum(p.numel() for p in net.parameters()), "parameters; max logit difference to transformers", check(net))
+    print(
+        sum(p.numel() for p in net.parameters()),
+        "parameters; max logit difference to transformers",
+        check(net),
+    )

@@ -50,12 +50,16 @@ class Packer:
         B, T, M = self.rows, self.length, self.slots
         ids, pos = np.zeros((B, T), np.int64), np.zeros((B, T), np.int64)
         segs = np.full((B, T), -1, np.int64)
-        cols, targets, weights = np.zeros((B, M), np.int64), np.zeros((B, M), np.int64), np.zeros((B, M), np.float32)
+        cols, targets, weights = (
+            np.zeros((B, M), np.int64),
+            np.zeros((B, M), np.int64),
+            np.zeros((B, M), np.float32),
+        )
         for r, row in enumerate(self.items):
             t = m = 0
             for s, (tokens, ws) in enumerate(row):
                 n = len(tokens)
-                ids[r, t:t + n], segs[r, t:t + n], pos[r, t:t + n] = tokens, s, range(n)
+                ids[r, t : t + n], segs[r, t : t + n], pos[r, t : t + n] = tokens, s, range(n)
                 for i, w in enumerate(ws):
                     if w > 0:
                         cols[r, m], targets[r, m], weights[r, m] = t + i - 1, tokens[i], w

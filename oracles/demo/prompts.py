@@ -5,8 +5,13 @@ from __future__ import annotations
 WEATHER = {
     "type": "function",
     "function": {
-        "name": "get_weather", "description": "Current weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "City"}}, "required": ["city"]},
+        "name": "get_weather",
+        "description": "Current weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "City"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -21,9 +26,15 @@ def ask(name: str, *texts: str, system: str = "", think=False, tools=None) -> di
 def after_tool(name: str, city: str, result) -> dict:
     """A case that goes on after a tool's result."""
     case = ask(name, f"What is the weather in {city}?", tools=[WEATHER])
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": city}}}
-    case["messages"] += [{"role": "assistant", "content": "", "tool_calls": [call]},
-                         {"role": "tool", "tool_call_id": "call_1", "name": "get_weather", "content": result}]
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": {"city": city}},
+    }
+    case["messages"] += [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "name": "get_weather", "content": result},
+    ]
     return case
 
 
@@ -55,6 +66,18 @@ CASES = [
     after_tool("tool-result", "Paris", '{"temp": 18, "sky": "sunny"}'),
     after_tool("tool-result-words", "Oslo", "-3 degrees, snowy"),
     ask("no-tool", "What is the weather in Paris?"),
-    ask("name-three-turns", "My name is Clara.", "Nice to meet you, Clara.", "What is 12+30?", "42", "What is my name?"),
-    ask("thought-in-history", "What is 47+38?", "<|channel>thought\nOnes: 7+8=15\nTens: 4+3+1=8\n<channel|>The answer is 85.", "Reverse token."),
+    ask(
+        "name-three-turns",
+        "My name is Clara.",
+        "Nice to meet you, Clara.",
+        "What is 12+30?",
+        "42",
+        "What is my name?",
+    ),
+    ask(
+        "thought-in-history",
+        "What is 47+38?",
+        "<|channel>thought\nOnes: 7+8=15\nTens: 4+3+1=8\n<channel|>The answer is 85.",
+        "Reverse token.",
+    ),
 ]

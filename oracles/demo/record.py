@@ -1,8 +1,9 @@
-"""Record the demo's greedy answers: `python -m oracles.demo.record --model fastpath/demo/twinpath-demo.gguf --out oracles/golden/demo.json`.
+"""Record the demo's greedy answers: `python -m oracles.demo.record --model FILE.gguf --out demo.json`.
 
-Prompts are rendered by the file's own template and tokenized by the vocabulary's rules; answers come from transformers (float32, weights dequantised) and from
-llama.cpp (`--lib`, as in oracles/llama_cpp.py; left out if its package is missing). Each step's margin is the logit of the chosen token minus the
-next best one's; steps below NEAR_TIE are listed, because there two engines may differ and both be right.
+Prompts are rendered by the file's own template and tokenized by the vocabulary's rules; answers come from
+transformers (float32, weights dequantised) and from llama.cpp (`--lib`, as in oracles/llama_cpp.py; left
+out if its package is missing). Each step's margin is the logit of the chosen token minus the next best
+one's; steps below NEAR_TIE are listed, because there two engines may differ and both be right.
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ def render(path: str, case: dict) -> str:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     template = GGUFReader(path).fields["tokenizer.chat_template"].contents()
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    return env.from_string(template).render(messages=case["messages"], tools=case["tools"], enable_thinking=case["thinking"],
-                                            add_generation_prompt=True, bos_token="<bos>", preserve_thinking=False)
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    return env.from_string(template).render(
+        messages=case["messages"],
+        tools=case["tools"],
+        enable_thinking=case["thinking"],
+        add_generation_prompt=True,
+        bos_token="<bos>",
+        preserve_thinking=False,
+    )
 
 
 def margin(logits) -> tuple[int, float]:
@@ -47,7 +56,7 @@ def greedy_transformers(net, ids: list[int], stops: set[int]):
             out.append(token), margins.append(round(lead, 3))
             if token in stops:
                 break
-    return out[len(ids):], margins
+    return out[len(ids) :], margins
 
 
 def greedy_llama_cpp(path: str, prompts: list[list[int]], stops: set[int], lib: str | None):
@@ -60,7 +69,13 @@ def greedy_llama_cpp(path: str, prompts: list[list[int]], stops: set[int], lib: 
     api.llama_backend_init()
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch, params.n_threads, params.n_threads_batch = 1024, 512, 512, 1, 1
+    params.n_ctx, params.n_batch, params.n_ubatch, params.n_threads, params.n_threads_batch = (
+        1024,
+        512,
+        512,
+        1,
+        1,
+    )
     params.type_k = params.type_v = oracle.F32
     params.flash_attn_type = oracle.FLASH_ATTENTION_OFF
     answers = []
@@ -101,17 +116,44 @@ def main():
         theirs, versions["llama_cpp"] = greedy_llama_cpp(args.model, prompts, stops, args.lib)
 
     cases, ties = [], []
-    for case, text, ids, (answer, margins), (other, other_margins) in zip(CASES, texts, prompts, mine, theirs):
-        cases.append({**case, "prompt": text, "ids": ids, "answer": tok.decode(answer, skip_special_tokens=False), "answer_ids": answer,
-                      "margins": margins, "llama_cpp_ids": other, "llama_cpp_margins": other_margins})
-        ties += [{"name": case["name"], "step": i, "margin": m} for i, m in enumerate(margins) if m < NEAR_TIE]
-        same = "same in llama.cpp" if other == answer else "llama.cpp DIFFERS" if other else "llama.cpp not run"
+    for case, text, ids, (answer, margins), (other, other_margins) in zip(
+        CASES, texts, prompts, mine, theirs
+    ):
+        cases.append(
+            {
+                **case,
+                "prompt": text,
+                "ids": ids,
+                "answer": tok.decode(answer, skip_special_tokens=False),
+                "answer_ids": answer,
+                "margins": margins,
+                "llama_cpp_ids": other,
+                "llama_cpp_margins": other_margins,
+            }
+        )
+        ties += [
+            {"name": case["name"], "step": i, "margin": m} for i, m in enumerate(margins) if m < NEAR_TIE
+        ]
+        same = (
+            "same in llama.cpp" if other == answer else "llama.cpp DIFFERS" if other else "llama.cpp not run"
+        )
         print(f"{case['name']:20s} least margin {min(margins):7.3f}  {same}  {cases[-1]['answer']!r}")
     blob = open(args.model, "rb").read()
-    golden = {"versions": versions, "command": "python -m oracles.demo.record --model twinpath-demo.gguf --out demo.json", "seed": "none: greedy",
-              "model": "twinpath-demo.gguf", "sha256": hashlib.sha256(blob).hexdigest(), "near_tie": NEAR_TIE, "near_ties": ties, "cases": cases}
+    golden = {
+        "versions": versions,
+        "command": "python -m oracles.demo.record --model twinpath-demo.gguf --out demo.json",
+        "seed": "none: greedy",
+        "model": "twinpath-demo.gguf",
+        "sha256": hashlib.sha256(blob).hexdigest(),
+        "near_tie": NEAR_TIE,
+        "near_ties": ties,
+        "cases": cases,
+    }
     with open(args.out, "w", encoding="utf-8") as f:
-        f.write("{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in golden.items() if k != "cases"))
+        f.write(
+            "{\n"
+            + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in golden.items() if k != "cases")
+        )
         f.write(',\n "cases": [\n  ' + ",\n  ".join(json.dumps(c) for c in cases) + "\n ]\n}\n")
     print(f"{args.out}: {len(cases)} cases, {len(ties)} near ties")
 

@@ -1,8 +1,10 @@
-"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 95`.
+"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 66`.
 
-Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn by Muon (orthogonalised momentum), the rest by
-AdamW; the loss covers answers only. Each step sees one batch of short rows (mostly sums) and one of long rows (everything else), each in a process of its
-own: two processes that meet once a step lose less than two threads that meet at every operation, above all on a busy machine.
+Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn
+by Muon (orthogonalised momentum), the rest by AdamW; the loss covers answers only. Each step sees one batch
+of short rows (mostly sums) and one of long rows (everything else), each in a process of its own: two
+processes that meet once a step lose less than two threads that meet at every operation, above all on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import torch.nn.functional as F
 
 from . import data, model, pack, vocab
 
-SHORT, LONG = (36, 72, 22), (8, 288, 150)       # rows, tokens per row, predicted tokens per row
-PATIENCE = 8                                    # conversations that find no room before a batch is closed
+SHORT, LONG = (36, 72, 22), (8, 288, 150)  # rows, tokens per row, predicted tokens per row
+PATIENCE = 8  # conversations that find no room before a batch is closed
 
 
 class Muon(torch.optim.Optimizer):
-    """SGD momentum whose update is brought near an orthogonal matrix; matrices of one shape go through together."""
+    """SGD momentum whose update is brought near an orthogonal matrix; matrices of one shape go through
+    together.
+    """
 
     def __init__(self, params, lr, momentum=0.95, decay=0.0):
         super().__init__(params, dict(lr=lr, momentum=momentum, decay=decay))
@@ -42,17 +46,24 @@ class Muon(torch.optim.Optimizer):
                 buf.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(buf, group["momentum"])
                 flip = update.shape[0] > update.shape[1]
-                shapes.setdefault((min(p.shape), max(p.shape)), []).append((p, update.T if flip else update, flip))
-            for (small, large), items in shapes.items():
+                shapes.setdefault((min(p.shape), max(p.shape)), []).append(
+                    (p, update.T if flip else update, flip)
+                )
+            for (_, large), items in shapes.items():
                 x = torch.stack([u for _, u, _ in items])
                 x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-                for a, b, c in ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046),
-                                (2.8366, -3.0525, 1.2012)):
+                for a, b, c in (
+                    (4.0848, -6.8946, 2.9270),
+                    (3.9505, -6.3029, 2.6377),
+                    (3.7418, -5.5913, 2.3037),
+                    (2.8769, -3.1427, 1.2046),
+                    (2.8366, -3.0525, 1.2012),
+                ):
                     gram = x @ x.mT
                     x = a * x + (b * gram + c * gram @ gram) @ x
                 for (p, _, flip), u in zip(items, x):
                     p.mul_(1 - group["lr"] * group["decay"])
-                    p.add_(u.T if flip else u, alpha=-group["lr"] * 0.2 * large ** 0.5)
+                    p.add_(u.T if flip else u, alpha=-group["lr"] * 0.2 * large**0.5)
 
 
 def optimizers(net, lr: float, decay: float):
@@ -60,7 +71,12 @@ def optimizers(net, lr: float, decay: float):
     matrices = [p for n, p in net.named_parameters() if p.ndim == 2 and "embed" not in n]
     tables = [p for n, p in net.named_parameters() if p.ndim == 2 and "embed" in n]
     vectors = [p for p in net.parameters() if p.ndim < 2]
-    adam = torch.optim.AdamW([{"params": tables, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], lr=lr, betas=(0.9, 0.98), fused=True)
+    adam = torch.optim.AdamW(
+        [{"params": tables, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
+        lr=lr,
+        betas=(0.9, 0.98),
+        fused=True,
+    )
     return [Muon(matrices, lr=lr, decay=decay), adam]
 
 
@@ -86,7 +102,9 @@ class Feed:
                     self.late[which].append((ids, weights))
                     if len(self.late[which]) >= PATIENCE:
                         self.ready[which].append(self.packers[which].batch())
-                        self.late[which] = [late for late in self.late[which] if not self.packers[which].add(*late)]
+                        self.late[which] = [
+                            late for late in self.late[which] if not self.packers[which].add(*late)
+                        ]
         return [[torch.from_numpy(a) for a in queue.pop(0)] for queue in self.ready]
 
 
@@ -102,7 +120,18 @@ def held_out_rows(seed: int, count: int):
     """A fixed held-out set: (skill, batch of one conversation) padded into one batch per length class."""
     examples = []
     per: dict[str, int] = {}
-    for ex in data.stream(seed, {**data.MIXTURE, "arithmetic": 0.2, "tool": 0.1, "extract": 0.1, "long_sum": 0.05, "think_other": 0.1}, held=True):
+    for ex in data.stream(
+        seed,
+        {
+            **data.MIXTURE,
+            "arithmetic": 0.2,
+            "tool": 0.1,
+            "extract": 0.1,
+            "long_sum": 0.05,
+            "think_other": 0.1,
+        },
+        held=True,
+    ):
         if per.get(ex.skill, 0) < count:
             per[ex.skill] = per.get(ex.skill, 0) + 1
             examples.append(ex)
@@ -113,15 +142,17 @@ def held_out_rows(seed: int, count: int):
 
 @torch.no_grad()
 def evaluate(trainer, examples, chunk=64, wrong=None) -> dict[str, tuple[int, int]]:
-    """Exact matches per skill by teacher forcing, which is what greedy decoding would give for a wholly right answer.
+    """Exact matches per skill by teacher forcing, which for a wholly right answer is greedy decoding.
 
     `wrong`, a dict, collects (prompt, expected, greedy) of what went wrong.
     """
     order = sorted(zip(examples, pack.encode(examples)), key=lambda t: len(t[1][0]))
     score: dict[str, list[int]] = {}
     for i in range(0, len(order), chunk):
-        part = order[i:i + chunk]
-        packer = pack.Packer(len(part), max(len(e[1][0]) for e in part), max(sum(w > 0 for w in e[1][1]) for e in part))
+        part = order[i : i + chunk]
+        packer = pack.Packer(
+            len(part), max(len(e[1][0]) for e in part), max(sum(w > 0 for w in e[1][1]) for e in part)
+        )
         for r, (_, (ids, weights)) in enumerate(part):
             packer.items[r].append((ids, weights))
         ids, segs, pos, cols, targets, weights = (torch.from_numpy(a) for a in packer.batch())
@@ -130,7 +161,10 @@ def evaluate(trainer, examples, chunk=64, wrong=None) -> dict[str, tuple[int, in
         right = (greedy == targets) | (weights == 0)
         for r, ((ex, _), ok) in enumerate(zip(part, right.all(1).tolist())):
             if not ok and wrong is not None:
-                shown = [vocab.tokenizer().decode(t[r][weights[r] > 0].tolist(), skip_special_tokens=False) for t in (targets, greedy)]
+                shown = [
+                    vocab.tokenizer().decode(t[r][weights[r] > 0].tolist(), skip_special_tokens=False)
+                    for t in (targets, greedy)
+                ]
                 wrong.setdefault(ex.skill, []).append(("".join(p for p, w in ex.pieces[:-1]), *shown))
             s = score.setdefault(ex.skill, [0, 0])
             s[0] += ok
@@ -139,15 +173,21 @@ def evaluate(trainer, examples, chunk=64, wrong=None) -> dict[str, tuple[int, in
 
 
 def keep_memory():
-    """Ask glibc to keep freed blocks: the same large buffers come back every step, and fresh pages cost as much as the arithmetic."""
+    """Ask glibc to keep freed blocks: the same large buffers come back every step, and fresh pages cost as
+    much as the arithmetic.
+    """
     if hasattr(ctypes, "CDLL") and os.uname().sysname == "Linux":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30), libc.mallopt(-1, (1 << 31) - 1)
 
 
 def learning_rate(step: int, share: float) -> float:
-    """Warm-up, a plateau, then a straight line down to three percent; `share` is the part of the time that is spent."""
-    return min(1.0, (step + 1) / 100) * (1.0 if share < 0.4 else max(0.0, 1 - (share - 0.4) / 0.6) * 0.97 + 0.03)
+    """Warm-up, a plateau, then a straight line down to three percent; `share` is the part of the time that
+    is spent.
+    """
+    return min(1.0, (step + 1) / 100) * (
+        1.0 if share < 0.4 else max(0.0, 1 - (share - 0.4) / 0.6) * 0.97 + 0.03
+    )
 
 
 def average(net, loss_sum, weight_sum):
@@ -157,13 +197,13 @@ def average(net, loss_sum, weight_sum):
     flat[:-1] /= flat[-1].clone()
     offset = 0
     for p in net.parameters():
-        p.grad.copy_(flat[offset:offset + p.numel()].view_as(p))
+        p.grad.copy_(flat[offset : offset + p.numel()].view_as(p))
         offset += p.numel()
     return flat[-2].item()
 
 
 def work(rank: int, args, port: int):
-    """One of the two processes: rank 0 takes the short rows, saves and reports; rank 1 takes the long rows."""
+    """One of the two processes: rank 0 takes short rows, saves and reports; rank 1 takes long rows."""
     keep_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
@@ -181,16 +221,31 @@ def work(rank: int, args, port: int):
     feed = Feed(args.seed * 100_003 + step, {**data.MIXTURE, **json.loads(args.mixture)})
     held = held_out_rows(7, 60)
     if rank == 0:
-        print(f"{sum(p.numel() for p in net.parameters())} parameters, {len(held)} held-out examples, from step {step}, {vars(args)}", flush=True)
+        print(
+            f"{sum(p.numel() for p in net.parameters())} parameters, {len(held)} held-out examples, "
+            f"from step {step}, {vars(args)}",
+            flush=True,
+        )
 
     def report():
         scores = evaluate(trainer, held[rank::2])
         both = [None, None]
         dist.all_gather_object(both, scores)
-        parts = [f"{k}={sum(b.get(k, (0, 0))[0] for b in both)}/{sum(b.get(k, (0, 0))[1] for b in both)}" for k in sorted({**both[0], **both[1]})]
+        parts = [
+            f"{k}={sum(b.get(k, (0, 0))[0] for b in both)}/{sum(b.get(k, (0, 0))[1] for b in both)}"
+            for k in sorted({**both[0], **both[1]})
+        ]
         if rank == 0:
             print(f"eval {step} min {spent / 60:.1f} " + " ".join(parts), flush=True)
-            torch.save({"net": net.state_dict(), "opts": [o.state_dict() for o in opts], "step": step, "spent": spent}, path + ".tmp")
+            torch.save(
+                {
+                    "net": net.state_dict(),
+                    "opts": [o.state_dict() for o in opts],
+                    "step": step,
+                    "spent": spent,
+                },
+                path + ".tmp",
+            )
             os.replace(path + ".tmp", path)
 
     total, last, reported = args.minutes * 60, time.monotonic(), spent
@@ -209,11 +264,15 @@ def work(rank: int, args, port: int):
             o.zero_grad(set_to_none=True)
         step += 1
         clock = torch.tensor([time.monotonic() - last if rank == 0 else 0.0], dtype=torch.float64)
-        dist.broadcast(clock, 0)                     # both must agree on the time, and so on the rate and the end
+        dist.broadcast(clock, 0)  # both must agree on the time, and so on the rate and the end
         spent, last = spent + clock.item(), time.monotonic()
         if rank == 0 and step % 50 == 0:
             tokens = len(mean) * (SHORT[0] * SHORT[1] + LONG[0] * LONG[1])
-            print(f"step {step} min {spent / 60:.1f} loss {sum(mean) / len(mean):.4f} lr {rate:.2e} tok/s {tokens / (spent - mark):.0f}", flush=True)
+            print(
+                f"step {step} min {spent / 60:.1f} loss {sum(mean) / len(mean):.4f} lr {rate:.2e} "
+                f"tok/s {tokens / (spent - mark):.0f}",
+                flush=True,
+            )
         if step % 50 == 0:
             mean, mark = [], spent
         if spent - reported > 240:
@@ -225,7 +284,12 @@ def work(rank: int, args, port: int):
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--out", required=True)
-    ap.add_argument("--minutes", type=float, default=60, help="training time over all resumed parts; the learning rate falls to its end over them")
+    ap.add_argument(
+        "--minutes",
+        type=float,
+        default=66,
+        help="training time over all resumed parts; the learning rate falls to its end over them",
+    )
     ap.add_argument("--seed", type=int, default=4)
     ap.add_argument("--lr", type=float, default=4e-3)
     ap.add_argument("--decay", type=float, default=0.1)
