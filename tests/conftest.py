@@ -10,7 +10,12 @@ settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=25, suppress_health_check=_SLOW_IS_FINE
 )
 settings.register_profile(
-    "nightly", derandomize=True, database=None, deadline=None, max_examples=500, suppress_health_check=_SLOW_IS_FINE
+    "nightly",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=500,
+    suppress_health_check=_SLOW_IS_FINE,
 )
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=_SLOW_IS_FINE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

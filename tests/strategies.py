@@ -1,8 +1,8 @@
 """Cases for the op table: one strategy per op, of the op's name; a case is its keyword arguments.
 
-Arrays come from a drawn seed and shape, so that shapes and special rows shrink and numbers stay realistic.  Sizes
-are odd on purpose and small, so that a failure can be read.  Special rows (zero, huge, tiny, equal) are behind
-branches and shrink away.
+Arrays come from a drawn seed and shape, so that shapes and special rows shrink and numbers stay realistic.
+Sizes are odd on purpose and small, so that a failure can be read.  Special rows (zero, huge, tiny, equal) are
+behind branches and shrink away.
 """
 
 import numpy as np
@@ -53,13 +53,13 @@ def floats(draw, *shape, scales=(1.0, 1e-3, 30.0), special=SPECIAL_ROWS):
 
 
 def random_blocks(rng, fmt, *shape):
-    """Any bytes: scales may be negative, denormal, huge, infinite or NaN, integers sit at all their extremes."""
+    """Any bytes: scales may be negative, denormal, huge, infinite or NaN, integers are at all extremes."""
     data = rng.integers(0, 256, (*shape[:-1], fmt.row_bytes(shape[-1])), dtype=np.uint8)
     return QTensor(fmt, shape, data, f"{fmt.name} of random bytes")
 
 
 def weights(rng, fmt, *shape):
-    """Numbers as in a model, in any format; formats without a quantiser get random bytes with finite values."""
+    """Numbers as in a model; formats without a quantiser get random bytes whose values are finite."""
     if fmt.quantize_blocks is not None:
         return QTensor.from_array(normal(rng, *shape, scale=0.1), fmt)
     for _ in range(1000):
@@ -114,20 +114,40 @@ def linear(draw):
     fmt, rng = draw(formats()), draw(generators())
     T, M, C = draw(sizes(1, 9)), draw(sizes(1, 40)), draw(columns(fmt))
     x = draw(floats(T, C))
-    return {"x": x, "weight": weights(rng, fmt, M, C), "activations": draw(st.sampled_from(["int8", "float"]))}
+    return {
+        "x": x,
+        "weight": weights(rng, fmt, M, C),
+        "activations": draw(st.sampled_from(["int8", "float"])),
+    }
 
 
 @st.composite
 def expert_linear(draw):
-    fmt, rng = draw(formats(["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "F32", "BF16", "IQ2_XS"])), draw(generators())
-    T, A, E, M, C = draw(sizes(1, 7)), draw(sizes(1, 3)), draw(sizes(1, 5)), draw(sizes(1, 20)), draw(columns(fmt))
+    fmt, rng = (
+        draw(formats(["Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "F32", "BF16", "IQ2_XS"])),
+        draw(generators()),
+    )
+    T, A, E, M, C = (
+        draw(sizes(1, 7)),
+        draw(sizes(1, 3)),
+        draw(sizes(1, 5)),
+        draw(sizes(1, 20)),
+        draw(columns(fmt)),
+    )
     whole = weights(rng, fmt, E, M + 3, C)
-    weight = whole.take_rows(2, 2 + M) if draw(st.booleans()) else whole.take_rows(0, M)  # strided over experts
+    weight = (
+        whole.take_rows(2, 2 + M) if draw(st.booleans()) else whole.take_rows(0, M)
+    )  # strided over experts
     ids = rng.integers(0, E, (T, A)).astype(np.int32)
     if draw(st.booleans()):
         ids[:] = ids[0, 0]
     x = draw(floats(T, C) if draw(st.booleans()) else floats(T, A, C))
-    return {"x": x, "weight": weight, "expert_ids": ids, "activations": draw(st.sampled_from(["int8", "float"]))}
+    return {
+        "x": x,
+        "weight": weight,
+        "expert_ids": ids,
+        "activations": draw(st.sampled_from(["int8", "float"])),
+    }
 
 
 @st.composite
@@ -205,7 +225,10 @@ def add(draw):
 
 @st.composite
 def scale(draw):
-    return {"x": draw(floats(draw(sizes(1, 4)), draw(sizes(1, 70)))), "factor": draw(st.sampled_from([0.5, 0.1234567]))}
+    return {
+        "x": draw(floats(draw(sizes(1, 4)), draw(sizes(1, 70)))),
+        "factor": draw(st.sampled_from([0.5, 0.1234567])),
+    }
 
 
 @st.composite
@@ -213,7 +236,11 @@ def route(draw):
     T, E = draw(sizes(1, 5)), draw(sizes(1, 130))
     A = draw(sizes(1, min(E, 20)))
     logits = draw(floats(T, E, scales=(1.0, 5.0), special=("none", "zero", "equal")))
-    return {"router_logits": logits, "n_active": A, "expert_scale": draw(st.none() | floats(E, special=("none",)))}
+    return {
+        "router_logits": logits,
+        "n_active": A,
+        "expert_scale": draw(st.none() | floats(E, special=("none",))),
+    }
 
 
 @st.composite

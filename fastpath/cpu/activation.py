@@ -1,7 +1,7 @@
 """GELU with a gate, and the soft cap.        definition: refimpl/ops/activation.py
 
-    work item   1,024 values
-    arithmetic  gelu(z) = z / (1 + exp(-2y)), which is z/2 * (1 + tanh(y)) without its cancellation for z < 0
+work item   1,024 values
+arithmetic  gelu(z) = z / (1 + exp(-2y)), which is z/2 * (1 + tanh(y)) without its cancellation for z < 0
 """
 
 import numba

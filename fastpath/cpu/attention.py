@@ -1,9 +1,9 @@
 """Attention over a cache of float32 keys and values.        definition: refimpl/ops/attention.py
 
     work item   one head of one token
-    arithmetic  two passes.  Scores: 16 lanes over H, added in the fixed order of simd.sum_f32, and their exact
-                maximum.  Then p = exp(score - max); the sum of p in 16 lanes by absolute position, and p * v per
-                component, both ascending in steps of 32 absolute positions.  One division at the end.
+    arithmetic  two passes.  Scores: 16 lanes over H, added in the fixed order of simd.sum_f32, and their
+                exact maximum.  Then p = exp(score - max); the sum of p in 16 lanes by absolute position, and
+                p * v per component, both ascending over absolute positions.  One division at the end.
     traffic     keys once, values once; the scores stay in a row of scratch, 4 bytes per visible position
 
 Nothing in this depends on other tokens, on the slots where keys lie, or on who computes the item.
@@ -160,7 +160,10 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
         if cache.dtype != np.float32 or not cache.flags.c_contiguous:
             raise ValueError(f"attention: {name} is {cache.dtype}, expected contiguous float32[R, S, K, H]")
     q, out = floats(q, "attention: q"), output(out, q.shape, "attention")
-    lanes, positions = numbers(seq_ids, T, "attention: seq_ids"), numbers(positions, T, "attention: positions")
+    lanes, positions = (
+        numbers(seq_ids, T, "attention: seq_ids"),
+        numbers(positions, T, "attention: positions"),
+    )
     if T == 0:
         return out
     reach = int(positions.max()) + 1

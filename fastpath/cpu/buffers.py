@@ -11,7 +11,9 @@ _local = threading.local()
 def floats(x, where):
     """float32, C-contiguous; a view with gaps is copied, another dtype is an error."""
     if x.dtype != np.float32:
-        raise ValueError(f"{where}: got {x.dtype}, expected float32. Convert it, or use the reference's op table")
+        raise ValueError(
+            f"{where}: got {x.dtype}, expected float32. Convert it, or use the reference's op table"
+        )
     return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
@@ -37,7 +39,8 @@ def output(out, shape, where):
         return np.empty(shape, np.float32)
     if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
-            f"{where}: out is {out.dtype}{list(out.shape)}, expected a writable, contiguous float32{list(shape)}"
+            f"{where}: out is {out.dtype}{list(out.shape)}, "
+            f"expected a writable, contiguous float32{list(shape)}"
         )
     return out
 

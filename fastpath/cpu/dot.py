@@ -2,15 +2,15 @@
 
     work item   16 weight rows of one matrix, against all activation rows that use this matrix
     chunk       256 columns of these 16 rows at a time:
-                  unpack  (unpack.py) to 64 vectors of 16 rows x 4 columns: a lane is a weight row; 4 KiB, they
-                          stay in the first-level cache
+                  unpack  (unpack.py) to 64 vectors of 16 rows x 4 columns: a lane is a weight row; the
+                          4 KiB stay in the first-level cache
                   dot     per activation row, 4 columns by 16 weight rows in one instruction
                   chain   one rounding sequence per output, carried from chunk to chunk in `acc`
     traffic     weights are read and unpacked once, however many rows of activations there are
 
-Each output is one chain over its own weight row and its own activations, so its bits do not depend on other rows,
-on the number of threads or on the cut into items.  Four activation rows share each weight vector while it is in a
-register; the arithmetic per row is that of one row.
+Each output is one chain over its own weight row and its own activations, so its bits do not depend on other
+rows, on the number of threads or on the cut into items.  Four activation rows share each weight vector while
+it is in a register; the arithmetic per row is that of one row.
 
 Arguments, int64 words:
     matrices     weights, matrix_bytes, row_bytes, n_rows, n_cols
@@ -158,7 +158,9 @@ def _all_rows_32(work, q, scale, sums, n_cols, x_rows, n_entries, n_blocks, offs
     while e < n_entries:
         i = ld_i64(x_rows + 8 * e)
         at = i * by
-        _one_row_32(work, work + ACC + 64 * e, q + i * n_cols, scale + at, sums + at, n_blocks, offset, has_min)
+        _one_row_32(
+            work, work + ACC + 64 * e, q + i * n_cols, scale + at, sums + at, n_blocks, offset, has_min
+        )
         e += 1
 
 
@@ -189,7 +191,9 @@ def blocks_of_32(args, lo, hi, thread, unpack, block_bytes, offset, has_min):
                 unpack(source, row_bytes, n - 1, work + PANEL + 512 * b, work + SCALES + 64 * b)
             at = 4 * b0
             rows = x_rows + 8 * entry
-            _all_rows_32(work, q + 8 * at, scale + at, sums + at, n_cols, rows, n_entries, nb, offset, has_min)
+            _all_rows_32(
+                work, q + 8 * at, scale + at, sums + at, n_cols, rows, n_entries, nb, offset, has_min
+            )
         _put(work + ACC, n_entries, out_rows + 8 * entry, y, y_stride, first, n)
 
 
@@ -306,10 +310,12 @@ def blocks_of_256(args, lo, hi, thread, unpack, block_bytes, offset, n_sub, has_
             _prefetch_part(base + 16 * row_bytes, ahead, b, n_blocks)
             source = base + b * block_bytes
             unpack(
-                source, row_bytes, n - 1, work + PANEL, work + SCALES, work + SUB_SCALES, work + SUB_MINIMA
+                source, row_bytes, n - 1,
+                work + PANEL, work + SCALES, work + SUB_SCALES, work + SUB_MINIMA,
             )  # fmt: skip
             rows = x_rows + 8 * entry
             _all_rows_256(
-                work, q + 256 * b, scale + 4 * b, sums + 64 * b, n_cols, rows, n_entries, n_sub, offset, has_min
+                work, q + 256 * b, scale + 4 * b, sums + 64 * b,
+                n_cols, rows, n_entries, n_sub, offset, has_min,
             )  # fmt: skip
         _put(work + ACC, n_entries, out_rows + 8 * entry, y, y_stride, first, n)

@@ -2,17 +2,17 @@
 
     work item   16 weight rows of one matrix, four at a time, against all activation rows that use this matrix
     arithmetic  16 lanes per output, acc[l] = fma(w[16j + l], x[16j + l], acc[l]), j ascending; then the lanes
-                l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1.  A last part of a row counts as zeros.
+                l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1.  What is missing in the last 16
+                columns counts as zero.
 
-Four weight rows by two activation rows are computed together, to use each loaded vector more than once; the chain
-of an output is its own.  Arguments as in dot.py, but `q` is x f32[T, C].
+Four weight rows by two activation rows are computed together, to use each loaded vector more than once; the
+chain of an output is its own.  Arguments as in dot.py, but `q` is x f32[T, C].
 """
 
 import numba
 
 from fastpath.cpu.kernel import helper, inlined, kernel
 from fastpath.cpu.simd import (
-    low_f16,
     fma_f32,
     ld_i64,
     ld_u16,
@@ -20,6 +20,7 @@ from fastpath.cpu.simd import (
     load_first_f32,
     load_u16,
     low_bf16,
+    low_f16,
     splat_f32,
     st_f32,
     st_u16,
@@ -137,7 +138,8 @@ def rows_of_numbers(args, lo, hi, thread, widen):
                 also = min(e + 1, stop - 1)  # an odd last row is computed twice, to the same bytes
                 _tile(
                     work, pitch,
-                    x + ld_i64(x_rows + 8 * e) * n_cols * 4, x + ld_i64(x_rows + 8 * also) * n_cols * 4, n_cols,
+                    x + ld_i64(x_rows + 8 * e) * n_cols * 4,
+                    x + ld_i64(x_rows + 8 * also) * n_cols * 4, n_cols,
                     y + ld_i64(out_rows + 8 * e) * y_stride + 4 * first,
                     y + ld_i64(out_rows + 8 * also) * y_stride + 4 * first, n,
                 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Every kernel has one signature, so that one pool of threads can run any of them:
 
-    void(args, lo, hi, thread)      work items lo .. hi-1;  args: address of int64 words, the kernel's own arguments
+    void(args, lo, hi, thread)    work items lo .. hi-1;  args: address of int64 words, the kernel's arguments
 
 An args word is an address, a count or the bits of a float32 (`f32_word`).  Kernels check nothing and allocate
 nothing: their wrappers do.  A kernel writes only what its own items own and the scratch of its thread.
@@ -37,7 +37,7 @@ class Kernel:
 
     def __init__(self, function):
         self.function = function
-        self.name = f"{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}"
+        self.name = kernel_cache.name_of(function)
         self.was_cached = False
         self._address = 0
         self._compiled = None
@@ -60,15 +60,12 @@ class Kernel:
         return self._address
 
     def _compile(self):
-        if kernel_cache.FOLDER is not None:
-            try:
-                with kernel_cache.active():
-                    compiled = numba.cfunc(SIGNATURE, cache=True, **_OPTIONS)(self.function)
-                self.was_cached = compiled.cache_hits > 0
-                return compiled
-            except (OSError, RuntimeError, EOFError, ValueError):
-                pass  # an unreadable or full cache costs time, never an answer
-        return numba.cfunc(SIGNATURE, **_OPTIONS)(self.function)
+        def build(cache):
+            compiled = numba.cfunc(SIGNATURE, cache=cache, **_OPTIONS)(self.function)
+            self.was_cached = compiled.cache_hits > 0
+            return compiled
+
+        return kernel_cache.through(self.function, build)
 
 
 def kernel(function):

@@ -1,8 +1,8 @@
 """Where compiled kernels are kept between runs.
 
-Numba checks only the file that defines a cached function, not the files it was built from.  So the folder's name
-is a hash of all kernel sources, the compiler's version and the CPU: an edit, an upgrade or another machine gets
-another folder, and stale code cannot run.  Candidates, first usable one wins:
+Numba checks only the file that defines a cached function, not the files it was built from.  So the folder's
+name is a hash of all kernel sources, the compiler's version and the CPU: an edit, an upgrade or another
+machine gets another folder, and stale code cannot run.  Candidates, first usable one wins:
 
     $NUMBA_CACHE_DIR    if the user set it
     the user's cache folder ($XDG_CACHE_HOME, ~/.cache, ~/Library/Caches, %LOCALAPPDATA%)
@@ -91,6 +91,8 @@ def find():
         if _usable(parent) and _usable(folder):
             if not known:
                 _remove_old(parent, folder)
+            with contextlib.suppress(OSError):
+                os.utime(folder)  # in use: `_remove_old` of other versions lets it live
             return folder
     return None
 
@@ -98,14 +100,42 @@ def find():
 FOLDER = find()
 
 
+def through(function, build):
+    """build(cache=True) in our folder; without a cache if there is no folder, or if it fails.
+
+    A full disk, a truncated file or an entry from a module that is gone costs time, never an answer.
+    """
+    if FOLDER is not None:
+        for _ in range(2):
+            try:
+                with _active():
+                    return build(True)
+            except (
+                Exception
+            ):  # whatever unpickling and file systems come up with; a fault of ours comes again below
+                _forget(function)
+    return build(False)
+
+
 @contextlib.contextmanager
-def active():
-    """While active, functions that ask Numba for a cache get this folder; other users of Numba keep theirs."""
+def _active():
+    """Numba's cache is our folder for a moment; other users of Numba keep theirs."""
     before, config.CACHE_DIR = config.CACHE_DIR, str(FOLDER)
     try:
         yield
     finally:
         config.CACHE_DIR = before
+
+
+def name_of(function):
+    """'module.function', as Numba names the files of a function."""
+    return f"{function.__module__.rsplit('.', 1)[-1]}.{function.__qualname__}"
+
+
+def _forget(function):
+    for path in FOLDER.glob(f"*/{name_of(function)}-*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def stored():

@@ -1,8 +1,9 @@
 """Products with weight matrices.        definition: refimpl/ops/linear.py, refimpl/ops/integer.py
 
-Wrappers only: they choose the kernel of the format (dot.py, dot_float.py), round the activations once, and say
-which rows meet which matrix.  A stack of experts is the same kernel with more matrices: rows are grouped by
-expert, so that the weights of a chosen expert are read and unpacked once per call, and of others never.
+Wrappers choose the kernel of the format (dot.py, dot_float.py), round the activations once, and say which
+rows meet which matrix.  A stack of experts is the same kernel with more matrices: rows are grouped by
+expert, so that the weights of a chosen expert are read and unpacked once per call, and those of others
+never.
 """
 
 from functools import lru_cache
@@ -117,7 +118,9 @@ def kernels_for(format_name, activations):
 def linear(x, weight, activations, *, out=None):
     where = f"linear({weight.name or weight.format.name})"
     if weight.ndim != 2 or x.ndim != 2 or x.shape[1] != weight.row_len:
-        raise ValueError(f"{where}: x {x.shape} and weight {weight.shape}, expected x [T, C] and weight [M, C]")
+        raise ValueError(
+            f"{where}: x {x.shape} and weight {weight.shape}, expected x [T, C] and weight [M, C]"
+        )
     x, T = floats(x, where), x.shape[0]
     out = output(out, (T, weight.shape[0]), where)
     _multiply(x, weight, activations, out, _one_matrix(T))
@@ -134,7 +137,9 @@ def expert_linear(x, weight, expert_ids, activations, *, out=None):
         )
     E, M, C = weight.shape
     if expert_ids.size and not 0 <= expert_ids.min() <= expert_ids.max() < E:
-        raise ValueError(f"{where}: expert {expert_ids.min()}..{expert_ids.max()}, but there are {E}, 0 .. {E - 1}")
+        raise ValueError(
+            f"{where}: expert {expert_ids.min()}..{expert_ids.max()}, but there are {E}, 0 .. {E - 1}"
+        )
     x = floats(x, where)
     out = output(out, (T, A, M), where)
     flat = expert_ids.reshape(-1)
@@ -178,7 +183,9 @@ def _multiply(x, weight, activations, out, routing):
         _launch(INTEGER_KERNELS[name], dot.scratch_bytes(routing.most), activation, weight, out, routing)
     elif name in FLOAT_KERNELS:
         activation = (address(x), 0, 0)
-        _launch(FLOAT_KERNELS[name], dot_float.scratch_bytes(weight.row_len), activation, weight, out, routing)
+        _launch(
+            FLOAT_KERNELS[name], dot_float.scratch_bytes(weight.row_len), activation, weight, out, routing
+        )
     else:
         _multiply_dequantized(x, weight, out, routing)
 

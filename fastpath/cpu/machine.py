@@ -1,4 +1,4 @@
-"""What the CPU that Numba compiles for can do.  Read once, at import; NUMBA_CPU_NAME / NUMBA_CPU_FEATURES count."""
+"""What the CPU that Numba compiles for can do: this one, or that of NUMBA_CPU_NAME and NUMBA_CPU_FEATURES."""
 
 import platform
 

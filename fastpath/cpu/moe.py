@@ -1,8 +1,8 @@
 """Mixture of experts: the choice, and the weighted sum.        definition: refimpl/ops/moe.py
 
-    work item   one token (route)
-    arithmetic  the choice is made on the logits themselves, so that no rounding of a softmax makes ties; the
-                weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice
+work item   one token (route)
+arithmetic  the choice is made on the logits themselves, so that no rounding of a softmax makes ties; the
+            weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice
 """
 
 import numba
@@ -81,7 +81,9 @@ def route(router_logits, n_active, expert_scale, *, out=None):
     ids, weights = (None, None) if out is None else out
     ids = np.empty((T, n_active), np.int32) if ids is None else ids
     if ids.shape != (T, n_active) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
-        raise ValueError(f"route: out ids {ids.dtype}{list(ids.shape)}, expected contiguous int32[{T}, {n_active}]")
+        raise ValueError(
+            f"route: out ids {ids.dtype}{list(ids.shape)}, expected contiguous int32[{T}, {n_active}]"
+        )
     weights = output(weights, (T, n_active), "route: weights")
     per_thread = -(-(8 * (n_active + 16) + E) // 64) * 64
     args = (

@@ -1,7 +1,7 @@
 """RMSNorm.        definition: refimpl/ops/norm.py
 
-    work item   one row
-    arithmetic  the squares in 16 lanes, added in the fixed order of simd.sum_f32
+work item   one row
+arithmetic  the squares in 16 lanes, added in the fixed order of simd.sum_f32
 """
 
 import numba
@@ -31,7 +31,13 @@ VALUES_PER_PIECE = 1 << 15
 
 @kernel
 def _rms_norm_kernel(args, lo, hi, thread):
-    x, weight, out, width, eps = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24), args + 32
+    x, weight, out, width, eps = (
+        ld_i64(args),
+        ld_i64(args + 8),
+        ld_i64(args + 16),
+        ld_i64(args + 24),
+        args + 32,
+    )
     whole = width // 16 * 64
     rest = width % 16
     for row in range(lo, hi):

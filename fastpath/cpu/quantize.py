@@ -1,7 +1,7 @@
 """Activations rounded to int8, for integer dot products.        definition: refimpl/ops/integer.py
 
-Each row is rounded once per call and then used by every weight row.  Beside the bytes the kernels keep sums of
-them, because weights are stored as unsigned bytes with an offset: sum (u - offset) q = sum u q - offset sum q.
+Each row is rounded once per call and then used by every weight row.  Beside the bytes it has sums of them,
+because weights are unpacked to unsigned bytes with an offset: sum (u - offset) q = sum u q - offset sum q.
 
     q     i8[T, C]        scale  f32[T, C / block]
     sums  i32[T, C / 32] for blocks of 32, i32[T, C / 16] for blocks of 256

@@ -1,7 +1,7 @@
 """Rotary position embedding.        definition: refimpl/ops/rotary.py
 
-    work item   one token: all its heads
-    arithmetic  two products and a sum per component, each rounded, as in the reference
+work item   one token: all its heads
+arithmetic  two products and a sum per component, each rounded, as in the reference
 """
 
 import numpy as np
@@ -57,7 +57,9 @@ def rope_table(positions, inv_freq, *, out=None):
 def rope(x, cos, sin, *, out=None):
     T, N, H = x.shape
     if H % 2 or cos.shape != (T, H // 2) or sin.shape != (T, H // 2):
-        raise ValueError(f"rope: x {x.shape}, cos {cos.shape}, sin {sin.shape}; expected [T, N, H] and [T, H/2]")
+        raise ValueError(
+            f"rope: x {x.shape}, cos {cos.shape}, sin {sin.shape}; expected [T, N, H] and [T, H/2]"
+        )
     x = floats(x, "rope: x")
     cos, sin = (np.ascontiguousarray(angle, dtype=np.float32) for angle in (cos, sin))
     out = output(out, x.shape, "rope")

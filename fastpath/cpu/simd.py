@@ -1,10 +1,12 @@
 """Vector values for Numba: the 16-lane registers that the kernels compute with.
 
-A `Vec` is a Numba type whose data model is an LLVM vector.  Such values live in registers, and every function
-here is an intrinsic that adds a few LLVM instructions where it is called.  Only plain LLVM IR is used, so each
-kernel compiles for any CPU; the one exception is `dot_u8s8`, which takes the VNNI instruction where there is one.
+A `Vec` is a Numba type whose data model is an LLVM vector.  Such values live in registers, and every
+function here is an intrinsic that adds a few LLVM instructions where it is called.  They are plain LLVM IR,
+so that each kernel compiles for any CPU; two functions, `dot_spread` and those made by `lookup_i8`, take a
+special instruction where there is one (machine.py).
 
-Memory is addressed by integers (bytes), because the weights are bytes of a mapped file with their own layout.
+Memory is addressed by integers (bytes), because the weights are bytes of a mapped file with their own
+layout.
 """
 
 from llvmlite import ir
@@ -74,7 +76,7 @@ def _pointer(builder, address, offset=0):
 
 
 def define(signature, build):
-    """An intrinsic: `signature` is a Numba signature, `build(builder, *args)` returns its LLVM value or None."""
+    """An intrinsic with a Numba signature; `build(builder, *args)` returns its LLVM value, or None."""
     arity = len(signature.args)
 
     def codegen(context, builder, _signature, args):
@@ -141,7 +143,9 @@ def _reduction(vec, scalar, step):
     def build(b, v):
         half = vec.lanes // 2
         while half:
-            other = b.shuffle_vector(v, _undefined(v.type), _lanes([(l + half) % vec.lanes for l in range(vec.lanes)]))
+            other = b.shuffle_vector(
+                v, _undefined(v.type), _lanes([(l + half) % vec.lanes for l in range(vec.lanes)])
+            )
             v = step(b, v, other)
             half //= 2
         return b.extract_element(v, I32(0))
@@ -153,7 +157,9 @@ def _reduction(vec, scalar, step):
 
 load_i8 = _loads(i8x64)
 load_i32, load_f32 = _loads(i32x16), _loads(f32x16)
-load_u16 = define(i32x16(types.intp), lambda b, p: b.zext(b.load(_pointer(b, p), typ=i16x16.ir, align=1), i32x16.ir))
+load_u16 = define(
+    i32x16(types.intp), lambda b, p: b.zext(b.load(_pointer(b, p), typ=i16x16.ir, align=1), i32x16.ir)
+)
 store_i8x16, store_i8 = _stores(i8x16), _stores(i8x64)
 store_i32, store_f32 = _stores(i32x16), _stores(f32x16)
 
@@ -169,10 +175,17 @@ def _load_first(b, address, count):
 
 
 def _store_first(b, address, count, value):
-    _call(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), [value, _pointer(b, address), I32(4), _mask(b, count)])
+    _call(
+        b,
+        "llvm.masked.store.v16f32.p0",
+        ir.VoidType(),
+        [value, _pointer(b, address), I32(4), _mask(b, count)],
+    )
 
 
-load_first_f32 = define(f32x16(types.intp, types.intp), _load_first)  # lanes >= count read 0.0 and touch no memory
+load_first_f32 = define(
+    f32x16(types.intp, types.intp), _load_first
+)  # lanes >= count read 0.0 and touch no memory
 store_first_f32 = define(types.void(types.intp, types.intp, f32x16), _store_first)
 
 
@@ -217,7 +230,11 @@ add_i32, sub_i32, mul_i32 = _binary(i32x16, "add"), _binary(i32x16, "sub"), _bin
 add_f32, sub_f32 = _binary(f32x16, "fadd"), _binary(f32x16, "fsub")
 mul_f32, div_f32 = _binary(f32x16, "fmul"), _binary(f32x16, "fdiv")
 max_f32, min_f32 = _llvm(f32x16, "maxnum", 2), _llvm(f32x16, "minnum", 2)
-abs_f32, round_f32, sqrt_f32 = _llvm(f32x16, "fabs", 1), _llvm(f32x16, "roundeven", 1), _llvm(f32x16, "sqrt", 1)
+abs_f32, round_f32, sqrt_f32 = (
+    _llvm(f32x16, "fabs", 1),
+    _llvm(f32x16, "roundeven", 1),
+    _llvm(f32x16, "sqrt", 1),
+)
 copysign_f32 = _llvm(f32x16, "copysign", 2)
 fma_f32 = _llvm(f32x16, "fma", 3)
 sum_f32 = _reduction(f32x16, types.float32, lambda b, x, y: b.fadd(x, y))
@@ -252,7 +269,7 @@ power_of_two = define(  # 2.0 ** n for n in -126 .. 127
 
 
 def _f16_to_f32(b, wide):
-    """IEEE half in the low bits to float, with integer steps: right for denormals, inf and NaN; needs no F16C."""
+    """IEEE half in the low bits to float by integer steps: right for denormals, inf, NaN; needs no F16C."""
     sign = b.shl(b.and_(wide, _same(i32x16, 0x8000)), _same(i32x16, 16))
     rest = b.shl(b.and_(wide, _same(i32x16, 0x7FFF)), _same(i32x16, 13))
     normal = b.add(rest, _same(i32x16, 112 << 23))
@@ -334,7 +351,12 @@ def _lookup(table):
         kind = ir.VectorType(I8, lanes)
         entries = ir.Constant(kind, levels * (lanes // 16))
         parts = [
-            _call(b, symbol, kind, [entries, b.shuffle_vector(index, _undefined(index.type), _lanes(range(i, i + lanes)))])
+            _call(
+                b,
+                symbol,
+                kind,
+                [entries, b.shuffle_vector(index, _undefined(index.type), _lanes(range(i, i + lanes)))],
+            )
             for i in range(0, 64, lanes)
         ]
         while len(parts) > 1:
@@ -404,7 +426,7 @@ def _dot_u8s8(b, acc, u, s):
 
 
 def _dot_spread(b, acc, u, address):
-    """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): four activations against 16 weight rows."""
+    """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): 4 activations against 16 weight rows."""
     word = _splat(b, b.load(_pointer(b, address), typ=I32, align=1), 16)
     return _dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
 
@@ -423,10 +445,10 @@ def _row_address(b, source, stride, last, r):
 
 
 def _tile(b, source, stride, last, target):
-    """16 bytes of each of 16 rows -> 4 vectors at `target`: lane r of vector j holds bytes 4j .. 4j+3 of row r.
+    """16 bytes of each of 16 rows -> 4 vectors at `target`: lane r of vector j has bytes 4j .. 4j+3 of row r.
 
-    Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords inside
-    the quarters, which every SIMD instruction set can do, gives the right order.
+    Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords
+    inside the quarters, which every SIMD instruction set can do, gives the right order.
     """
     quarter = ir.VectorType(I32, 4)
     rows = [b.load(_row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
@@ -458,6 +480,7 @@ def _column(b, source, stride, last):
 
 tile = define(types.void(types.intp, types.intp, types.intp, types.intp), _tile)
 column = define(i32x16(types.intp, types.intp, types.intp), _column)
+
 
 @intrinsic
 def call(typingctx, function, args, lo, hi, thread):

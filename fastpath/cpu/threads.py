@@ -1,16 +1,16 @@
 """The worker threads, and `run`: a kernel's work items over all of them.
 
-Workers are Python threads that sit inside compiled code without the interpreter lock.  While work keeps coming
-they spin on a word of memory, so that handing out a job costs well under a microsecond; after a while without work
-they park on a Python lock.  Each worker has one word:
+Workers are Python threads that sit inside compiled code without the interpreter lock.  While work keeps
+coming they spin on a word of memory, so that handing out a job costs well under a microsecond; after a
+while without work they park on a Python lock.  Each worker has one word:
 
     IDLE -> POSTED   the caller offers the job            POSTED -> RUNNING   the worker takes part
     POSTED -> IDLE   the caller finished alone            RUNNING -> IDLE     the worker is done
     IDLE -> PARKED   nothing came for a while
 
-The caller works too, and takes back the offer from every worker that has not begun: it waits only for items that
-are being computed, never for a thread that the system has not scheduled.  Items are handed out in pieces of
-`grain`; no item's result depends on who computes it.
+The caller works too, and takes back the offer from every worker that has not begun: it waits only for items
+that are being computed, never for a thread that the system has not scheduled.  Items are handed out in
+pieces of `grain`; no item's result depends on who computes it.
 """
 
 import ctypes
@@ -117,13 +117,9 @@ class _Lazy:
 
     def _compile(self):
         options = {"nogil": True, "error_model": "numpy"}
-        if kernel_cache.FOLDER is not None:
-            try:
-                with kernel_cache.active():
-                    return numba.njit(self.signature, cache=True, **options)(self.function)
-            except (OSError, RuntimeError, EOFError, ValueError):
-                pass
-        return numba.njit(self.signature, **options)(self.function)
+        return kernel_cache.through(
+            self.function, lambda cache: numba.njit(self.signature, cache=cache, **options)(self.function)
+        )
 
 
 @numba.njit(nogil=True, error_model="numpy")
@@ -260,7 +256,9 @@ def set_num_threads(n_threads):
     """Compute on so many threads from now on."""
     global _pool
     if not 1 <= n_threads <= MAX_THREADS:
-        raise ValueError(f"threads: got {n_threads}, expected 1 to {MAX_THREADS}; this machine offers {available()}")
+        raise ValueError(
+            f"threads: got {n_threads}, expected 1 to {MAX_THREADS}; this machine offers {available()}"
+        )
     if _pool is None or _pool.n_workers != n_threads - 1:
         _pool = Pool(n_threads)
 
@@ -276,7 +274,10 @@ def _current():
 
 
 def run(kernel, args, n, grain=1):
-    """Compute work items 0 .. n-1 of a kernel in pieces of `grain`; args: its words (the caller keeps arrays alive)."""
+    """Compute work items 0 .. n-1 of a kernel in pieces of `grain`.
+
+    args: the kernel's words.  The caller keeps the arrays behind addresses alive.
+    """
     if n > 0:
         block = getattr(_local, "block", None) or _new_block()
         struct.pack_into(f"{len(args)}q", block, 0, *args)

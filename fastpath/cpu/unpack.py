@@ -1,13 +1,13 @@
 """Weight blocks to unsigned bytes: one function per format.        definition: quant (integer_parts)
 
-Each function takes one block of each of 16 rows: the rows are `stride` bytes apart and row `last` stands for the
-missing ones.  It writes vectors of 16 rows x 4 columns, columns ascending, to `panel`: bytes u = q + offset, unsigned
-because the dot product instruction multiplies unsigned by signed bytes (the offsets are in linear.py).  Scales and
-minima become float32 lanes, one per row, at `scales` and `scales` + MINIMA; the small integer scales of sub-blocks
-int32 lanes, sub-block j at sc + 64*j and mn + 64*j.
+Each function takes one block of each of 16 rows: the rows are `stride` bytes apart, and row `last` stands
+for those behind it.  It writes vectors of 16 rows x 4 columns, columns ascending, to `panel`: bytes u = q +
+offset, unsigned because the dot product instruction multiplies unsigned by signed bytes (the offsets are in
+linear.py). Scales and minima become float32 lanes, one per row, at `scales` and `scales` + MINIMA; the
+small integer scales of sub-blocks int32 lanes, those of sub-block j at sc + 64*j and mn + 64*j.
 
-All work is done on 16 rows at once, after one transposing load (`simd.tile`): where a format keeps its bits, there
-are the same bits of 16 rows in one register.
+All work is done on 16 rows at once, after a transposing load (`simd.tile`): where a format keeps some bits
+of a row, a register has the same bits of 16 rows.
 """
 
 from fastpath.cpu.kernel import helper
@@ -91,7 +91,7 @@ def _five_bits(source, stride, last, panel, fifth):
 
 @helper
 def _spread(bits):
-    """Bit i of the lowest four -> bit 4 of byte i.  The product holds them 7 places apart, so that none overlap."""
+    """Bit i of the lowest four -> bit 4 of byte i.  The product holds them 7 places apart; none overlap."""
     return as_i8(word_10(mul_i32(word4(bits), splat_i32(0x02040810))))
 
 

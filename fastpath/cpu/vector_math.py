@@ -1,6 +1,7 @@
 """exp and tanh of 16 floats.  Polynomials of our own: the same bits on every CPU and in every lane.
 
-Errors measured against float64 (tests/parity/test_vector_math.py): exp 1 ulp, tanh 2 ulp.
+Errors measured against float64 (tests/parity/test_vector_math.py): exp 1.0, tanh 1.3 units
+in the last place.
 """
 
 import numba

@@ -1,6 +1,6 @@
 """The arrows between packages, read from the sources.
 
-    quant -> numpy      refimpl -> quant      fastpath -> quant and the nouns of refimpl      oracles -> none of ours
+quant -> numpy     refimpl -> quant     fastpath -> quant and the nouns of refimpl     oracles -> none of ours
 """
 
 import ast
@@ -40,7 +40,11 @@ def _imports(path):
         elif isinstance(node, ast.ImportFrom):
             start = path.relative_to(ROOT).parts[0] if node.level else node.module
             yield from (f"{start}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("refimpl.ops"):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.startswith("refimpl.ops")
+        ):
             yield node.value
 
 

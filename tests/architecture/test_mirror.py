@@ -39,4 +39,6 @@ def test_files(backend):
         fast = Path(inspect.getsourcefile(getattr(FAST[backend], op))).name
         assert definition == fast, f"{op}: {definition} in refimpl/ops, {fast} in fastpath/{backend}"
         header = (ROOT / "fastpath" / backend / fast).read_text().splitlines()[0]
-        assert f"refimpl/ops/{definition}" in header, f"fastpath/{backend}/{fast}: its first line names no definition"
+        assert f"refimpl/ops/{definition}" in header, (
+            f"fastpath/{backend}/{fast}: its first line names no definition"
+        )

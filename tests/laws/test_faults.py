@@ -30,7 +30,10 @@ FAULTS = {
     "negative position": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO - 1, None), "positions -1"),
     "window": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO + 30, 11), "10 slots"),
     "half cache": (lambda: cpu.attention(Q, KV.astype(np.float16), KV, ZERO, ZERO, None), "float16"),
-    "heads": (lambda: cpu.attention(Q, *[strategies.normal(RNG, 1, 4, 3, 8)] * 2, ZERO, ZERO, None), "multiple of K"),
+    "heads": (
+        lambda: cpu.attention(Q, *[strategies.normal(RNG, 1, 4, 3, 8)] * 2, ZERO, ZERO, None),
+        "multiple of K",
+    ),
     "experts": (lambda: cpu.route(X, 65, None), "1 to 64"),
     "threads": (lambda: threads.set_num_threads(0), "1 to"),
 }

@@ -3,6 +3,8 @@
 Not on the rows beside it, on the number of threads, on who computes which item, on the slot where a key lies.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -94,9 +96,7 @@ def test_threads_do_not_change_the_other_ops(n_threads):
 
 
 def test_many_callers_at_once():
-    """One pool serves any number of Python threads; whoever finds it busy computes alone, to the same bytes."""
-    from concurrent.futures import ThreadPoolExecutor
-
+    """One pool serves any number of Python threads; who finds it busy computes alone, to the same bytes."""
     rng = np.random.default_rng(3)
     weight, x = strategies.weights(rng, FORMATS["Q4_0"], 640, 256), strategies.normal(rng, 20, 5, 256)
     alone = [cpu.linear(rows, weight, "int8").tobytes() for rows in x]

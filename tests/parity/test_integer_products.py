@@ -17,7 +17,10 @@ def test_every_format_on_adversarial_blocks(name):
     rng = np.random.default_rng(sum(name.encode()))
     for blocks in BLOCKS:
         for T in (1, 4, 5, 9):
-            M, C = int(rng.integers(1, 37)), fmt.block_size * int(rng.integers(1, 4 if fmt.block_size > 32 else 19))
+            M, C = (
+                int(rng.integers(1, 37)),
+                fmt.block_size * int(rng.integers(1, 4 if fmt.block_size > 32 else 19)),
+            )
             _check(_activations(rng, T, C), _weight(rng, fmt, M, C, blocks))
 
 
@@ -35,7 +38,9 @@ def _weight(rng, fmt, M, C, kind):
     tensor = strategies.random_blocks(rng, fmt, M, C)
     if kind == "zeros":
         tensor.data[:] = 0
-    elif kind == "ones":  # all bits set: largest codes; as halves NaN, so set scales to the largest finite one
+    elif (
+        kind == "ones"
+    ):  # all bits set: largest codes; as halves NaN, so set scales to the largest finite one
         tensor.data[:] = 0xFF
     # put special halves where most formats have a scale
     halves = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x3C00, 0x7C00], "<u2").view(np.uint8)
@@ -60,5 +65,7 @@ def _check(x, weight):
         want = refimpl.ops.linear(x, weight, "int8")
     got = fastpath.cpu.linear(x, weight, "int8")
     # the sign and payload of a NaN are nobody's definition
-    np.testing.assert_array_equal(np.where(np.isnan(got), 0, got).view(np.uint32), np.where(np.isnan(want), 0, want).view(np.uint32))
+    np.testing.assert_array_equal(
+        np.where(np.isnan(got), 0, got).view(np.uint32), np.where(np.isnan(want), 0, want).view(np.uint32)
+    )
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))

@@ -1,7 +1,7 @@
 """Every op of every fast backend against its definition: one test, driven by the op table.
 
-The truth is the reference in float64.  Where the definition is about bits (integer dot products, data movement),
-it is the reference on the same float32 numbers, and the test is equality.
+The truth is the reference in float64.  Where the definition is about bits (integer dot products, data
+movement), it is the reference on the same float32 numbers, and the test is equality.
 """
 
 import numpy as np
@@ -36,7 +36,9 @@ def test_parity(op, backend, data):
 def _in_float64(op, case):
     """The same case for the reference in float64: exactly the float32 numbers, widened."""
     wide = {
-        name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+        name: value.astype(np.float64)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32
+        else value
         for name, value in case.items()
     }
     if op == "embed":  # the op where precision enters
@@ -45,7 +47,7 @@ def _in_float64(op, case):
 
 
 def _call(table, op, case):
-    """The results of an op as a tuple of arrays; arrays that it writes in place are copied before, and returned."""
+    """The results of an op as a tuple of arrays; those that it writes in place are copied before."""
     written = {name: case[name].copy() for name in IN_PLACE.get(op, ())}
     with np.errstate(all="ignore"):
         result = getattr(table, op)(**{**case, **written})
