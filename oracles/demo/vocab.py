@@ -149,12 +149,8 @@ if __name__ == "__main__":
     toks, kinds, table = build()
     used = len([t for t in toks if not t.startswith("<unused")])
     print(f"{len(toks)} tokens, {used} in use, {len(table)} merges")
-    for text in [
-        "<|turn>user\nWhat is 47+38?<turn|>\n<|channel>thought\nOnes: 7+8=15<channel|>The answer is 85.<turn|>",
-        '<|tool>declaration:get_weather{description:<|"|>Weather<|"|>,parameters:{properties:{city:{type:<|"|>STRING<|"|>}},required:[<|"|>city<|"|>],type:<|"|>OBJECT<|"|>}}<tool|>',
-    ]:
-        enc = tokenizer().encode(text, add_special_tokens=False)
-        print(len(enc.ids), enc.tokens)
+    text = "<|turn>user\nWhat is 47+38?<turn|>\n<|channel>thought\nOnes: 7+8=15<channel|>It is 85.<turn|>"
+    print(tokenizer().encode(text, add_special_tokens=False).tokens)
     for phrase in PHRASES:
         got = tokenizer().encode(phrase, add_special_tokens=False).tokens
         assert len(got) == 1, got
