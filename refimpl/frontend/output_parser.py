@@ -5,8 +5,8 @@ A Gemma 4 answer looks like this, where every `<...>` is one token:
     <|channel>thought\\nreason\\n<channel|>text<|tool_call>call:name{key:<|"|>text<|"|>,n:2}<tool_call|><turn|>
 
 The parser is a state machine on ids, so that a marker spelled out in prose is prose.  What it makes of an
-answer does not depend on how the ids arrive.  Models slip; these slips are mended, and whatever cannot be read
-as a call is delivered as text, never dropped:
+answer does not depend on how the ids arrive.  Models slip; these slips are mended, and whatever cannot be
+read as a call is delivered as text, never dropped:
 
     thoughts   an opener without `thought` after it is dropped, repeated openers are one, a closer without an
                opener is dropped

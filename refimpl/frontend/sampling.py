@@ -127,7 +127,8 @@ def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that belongs to (seed, position): Philox is a function of key and counter, with no
     state to carry.
     """
-    return float(np.random.Generator(np.random.Philox(key=[seed, 0], counter=[0, 0, 0, position])).random())
+    key, counter = np.array([seed, 0], np.uint64), np.array([0, 0, 0, position], np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
 def _scores(

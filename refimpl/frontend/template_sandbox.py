@@ -111,6 +111,7 @@ class Budget:
         """
         weight, waiting = 0, [value]
         while waiting:
+            self.step()
             item = waiting.pop()
             if isinstance(item, str | bytes):
                 weight += len(item)

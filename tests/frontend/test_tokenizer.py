@@ -29,7 +29,7 @@ mergeable = st.text(alphabet=LETTERS + " ", max_size=40)
 any_text = st.text(max_size=40)
 
 
-# -- recorded vectors (llama.cpp on the real vocabulary) ---------------------------------------------------------------
+# -- recorded vectors (llama.cpp on the real vocabulary) -------------------------------------------
 
 
 @needs_real
@@ -73,10 +73,11 @@ def test_bytes_that_are_no_utf8():
 @needs_real
 def test_special_ids():
     spelled = {
-        "<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "<|tool>": 46, "<tool|>": 47, "<|tool_call>": 48,
-        "<tool_call|>": 49, "<|tool_response>": 50, "<tool_response|>": 51, '<|"|>': 52, "<|think|>": 98,
-        "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106, "<|image>": 255999, "<|audio>": 256000,
-        "<|image|>": 258880, "<|audio|>": 258881, "<image|>": 258882, "<audio|>": 258883, "<|video|>": 258884,
+        "<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "<|tool>": 46, "<tool|>": 47,
+        "<|tool_call>": 48, "<tool_call|>": 49, "<|tool_response>": 50, "<tool_response|>": 51, '<|"|>': 52,
+        "<|think|>": 98, "<|channel>": 100, "<channel|>": 101, "<|turn>": 105, "<turn|>": 106,
+        "<|image>": 255999, "<|audio>": 256000, "<|image|>": 258880, "<|audio|>": 258881,
+        "<image|>": 258882, "<audio|>": 258883, "<|video|>": 258884,
     }  # fmt: skip
     for text, i in spelled.items():
         assert real().id_of(text) == i
@@ -93,7 +94,9 @@ def test_special_ids():
 
 
 @needs_real
-@pytest.mark.parametrize("text", ["a" * 200_000, " " * 200_000, "\n" * 200_000, "Zm9vYmFyIQ" * 20_000, "ab" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, " " * 200_000, "\n" * 200_000, "Zm9vYmFyIQ" * 20_000, "ab" * 100_000]
+)
 def test_long_runs_take_seconds_and_change_nothing(text):
     began = time.thread_time()
     ids = real().encode(text)
@@ -119,7 +122,7 @@ def test_no_two_bos():
     assert real().encode("<bos>Hi", add_bos=True)[:2] == [2, 236820]
 
 
-# -- laws on the small vocabulary --------------------------------------------------------------------------------------
+# -- laws on the small vocabulary ------------------------------------------------------------------
 
 
 @given(st.one_of(mergeable, any_text))
@@ -156,7 +159,7 @@ def test_markers_are_read_when_asked_for(parts):
     text = ""
     for part in parts:
         if part in CONTROL_TOKENS or part in USER_TOKENS:
-            expected += small().encode(text) + [small().id_of(part)]
+            expected += [*small().encode(text), small().id_of(part)]
             text = ""
         else:
             text += part
@@ -172,7 +175,9 @@ def test_words_that_a_finetune_added_are_always_one_token():
 
 def test_a_fence_parts_a_marker_and_vanishes():
     fence = "\ue000"
-    assert small().encode(f"the <{fence}|turn> the", parse_special=True, fence=fence) == small().encode("the <|turn> the")
+    assert small().encode(f"the <{fence}|turn> the", parse_special=True, fence=fence) == small().encode(
+        "the <|turn> the"
+    )
 
 
 def test_skipping_markers():
@@ -217,7 +222,7 @@ def test_bos_by_its_spelling():
     assert tokenizer_from(metadata).bos_id == small().bos_id
 
 
-# -- faults of the metadata --------------------------------------------------------------------------------------------
+# -- faults of the metadata ------------------------------------------------------------------------
 
 FAULTS = {
     "tokenizer.ggml.model is missing": {"model": None},
@@ -234,7 +239,10 @@ FAULTS = {
     "tokenizer.ggml.merges[1]: 'ab'": {"merges": ["t h", "ab"]},
     "tokenizer.ggml.merges[0]: 'a b c'": {"merges": ["a b c"]},
     "Token `zz` out of vocabulary": {"merges": ["zz a"]},
-    "neither all of <0x00> to <0xFF> nor an unknown token": {"unknown_token_id": None, "tokens": ["<bos>"] + ["a"] * 296},
+    "neither all of <0x00> to <0xFF> nor an unknown token": {
+        "unknown_token_id": None,
+        "tokens": ["<bos>"] + ["a"] * 296,
+    },
 }
 
 

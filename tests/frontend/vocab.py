@@ -1,6 +1,9 @@
-"""Vocabularies for the tests of the frontend: a small one made here, and the real one where `../shared` has it."""
+"""Vocabularies for the tests of the frontend: a small one made here, and the real one where `../shared` has
+it.
+"""
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +22,30 @@ CONTROL_TOKENS += ["<|image|>", "<|audio|>", "<|video|>"]
 USER_TOKENS = ["<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>', "<|channel>"]
 USER_TOKENS += ["<channel|>", "<b>"]
 LETTERS = "\n\t\u2581abcdehlortuw<|>é,."
-MERGES = ["\u2581 \u2581", "t h", "th e", "\u2581 the", "h e", "l l", "he ll", "hell o", "\u2581\u2581 \u2581\u2581"]
-MERGES += ["o u", "th ou", "\n \n", "a b", "b a", "ab a", "ab ab", "\u2581the \u2581\u2581", "< |", "| >", "th t"]
+MERGES = [
+    "\u2581 \u2581",
+    "t h",
+    "th e",
+    "\u2581 the",
+    "h e",
+    "l l",
+    "he ll",
+    "hell o",
+    "\u2581\u2581 \u2581\u2581",
+]
+MERGES += [
+    "o u",
+    "th ou",
+    "\n \n",
+    "a b",
+    "b a",
+    "ab a",
+    "ab ab",
+    "\u2581the \u2581\u2581",
+    "< |",
+    "| >",
+    "th t",
+]
 
 
 def small_metadata() -> dict:
@@ -68,12 +93,14 @@ def real() -> Tokenizer:
 
 
 def plain_bpe(text: str, tokens: list[str], merges: list[str]) -> list[int]:
-    """The definition, as slow as it is short: join the earliest of the merges, at its first place, until none applies."""
+    """The definition, as slow as it is short: join the earliest of the merges, at its first place, until none
+    applies.
+    """
     ids = {token: i for i, token in enumerate(tokens)}
     ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
     pieces = list(text.replace(" ", "\u2581"))
     while True:
-        found = [(ranks[pair], k) for k, pair in enumerate(zip(pieces, pieces[1:])) if pair in ranks]
+        found = [(ranks[pair], k) for k, pair in enumerate(pairwise(pieces)) if pair in ranks]
         if not found:
             break
         _, k = min(found)
