@@ -23,7 +23,7 @@ def main(small_path: str, large_path: str) -> None:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     recorded = {
-        "origin": "Google's Gemma 4 chat templates of 2026-07-09, E2B and 31B (test data of ollama's renderer)",
+        "origin": "Google's Gemma 4 chat templates of 2026-07-09, E2B and 31B (test data of ollama)",
         "command": "python -m tests.frontend.record_renders E2B.jinja2 31B.jinja2",
         "jinja2": jinja2.__version__,
     }
