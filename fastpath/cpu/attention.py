@@ -1,10 +1,11 @@
 """Attention over a cache of float32 keys and values.        definition: refimpl/ops/attention.py
 
-    work item   one head of one token
-    arithmetic  two passes.  Scores: 16 lanes over H, added in the fixed order of simd.sum_f32, and their
-                exact maximum.  Then p = exp(score - max); the sum of p in 16 lanes by absolute position, and
-                p * v per component, both ascending over absolute positions.  One division at the end.
-    traffic     keys once, values once; the scores stay in a row of scratch, 4 bytes per visible position
+    work item   heads of one token that share a key/value head: all of them, or a part if threads would idle
+    arithmetic  two passes over steps of 32 absolute positions.  Scores: 16 lanes over H, joined in the order
+                of simd.sum_f32, and their exact maximum.  Then p = exp(score - max), the sum of p in 16 lanes
+                by absolute position, and p * v per component, both ascending.  One division at the end.
+    traffic     keys once and values once per item: a step (32 KiB at H = 256) stays in the cache for all
+                heads.  Two heads by four positions are in registers; the scores lie in scratch.
 
 Nothing in this depends on other tokens, on the slots where keys lie, or on who computes the item.
 """
@@ -14,11 +15,12 @@ import numpy as np
 
 from fastpath.cpu import threads
 from fastpath.cpu.buffers import address, floats, numbers, output, workspace
-from fastpath.cpu.kernel import helper, kernel
+from fastpath.cpu.kernel import helper, inlined, kernel
 from fastpath.cpu.simd import (
     add_f32,
     div_f32,
     fma_f32,
+    keep_f32,
     ld_i64,
     load_f32,
     load_first_f32,
@@ -30,40 +32,74 @@ from fastpath.cpu.simd import (
     store_first_f32,
     sub_f32,
     sum_f32,
+    sums_f32,
     top_f32,
 )
 from fastpath.cpu.vector_math import exp_or_zero
 
 F32 = numba.float32
 STEP = 32  # absolute positions that are summed together
+LANES = 2 * STEP * 64  # bytes of lane sums: two heads by one step
 HIDDEN = F32(-np.inf)  # score of a position that the query does not see
 MIN_WORK = 1 << 15  # multiplications of a piece that a second thread is worth
 
 
 @helper
-def _score(q, k, whole, rest):
-    lanes = splat_f32(F32(0.0))
+def _two_by_four(q0, q1, k0, k1, k2, k3, width, lanes0, lanes1):
+    """Lane sums of two queries with four keys: 64 bytes each, four in a row per query."""
+    zero = splat_f32(F32(0.0))
+    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
+    whole, rest = width // 16 * 64, width % 16
     for c in range(0, whole, 64):
-        lanes = fma_f32(load_f32(q + c), load_f32(k + c), lanes)
+        u, v = load_f32(q0 + c), load_f32(q1 + c)
+        k = load_f32(k0 + c)
+        a0, b0 = fma_f32(u, k, a0), fma_f32(v, k, b0)
+        k = load_f32(k1 + c)
+        a1, b1 = fma_f32(u, k, a1), fma_f32(v, k, b1)
+        k = load_f32(k2 + c)
+        a2, b2 = fma_f32(u, k, a2), fma_f32(v, k, b2)
+        k = load_f32(k3 + c)
+        a3, b3 = fma_f32(u, k, a3), fma_f32(v, k, b3)
     if rest:
-        lanes = fma_f32(load_first_f32(q + whole, rest), load_first_f32(k + whole, rest), lanes)
-    return sum_f32(lanes)
+        u, v = load_first_f32(q0 + whole, rest), load_first_f32(q1 + whole, rest)
+        k = load_first_f32(k0 + whole, rest)
+        a0, b0 = fma_f32(u, k, a0), fma_f32(v, k, b0)
+        k = load_first_f32(k1 + whole, rest)
+        a1, b1 = fma_f32(u, k, a1), fma_f32(v, k, b1)
+        k = load_first_f32(k2 + whole, rest)
+        a2, b2 = fma_f32(u, k, a2), fma_f32(v, k, b2)
+        k = load_first_f32(k3 + whole, rest)
+        a3, b3 = fma_f32(u, k, a3), fma_f32(v, k, b3)
+    store_f32(lanes0, a0)
+    store_f32(lanes0 + 64, a1)
+    store_f32(lanes0 + 128, a2)
+    store_f32(lanes0 + 192, a3)
+    store_f32(lanes1, b0)
+    store_f32(lanes1 + 64, b1)
+    store_f32(lanes1 + 128, b2)
+    store_f32(lanes1 + 192, b3)
 
 
 @helper
-def _scores(q, keys, stride, first, last, n_slots, width, scores):
-    """Scores of positions first .. last, at scores + 4 * (position - first rounded down to a step)."""
-    whole, rest = width // 16 * 64, width % 16
-    base = first // STEP * STEP
-    for i in range(first - base):
-        st_f32(scores + 4 * i, HIDDEN)
-    slot = first % n_slots
-    for position in range(first, last + 1):
-        st_f32(scores + 4 * (position - base), _score(q, keys + slot * stride, whole, rest))
-        slot = slot + 1 if slot + 1 < n_slots else 0
-    n = last + 1 - base
-    for i in range(n, (n + STEP - 1) // STEP * STEP):
-        st_f32(scores + 4 * i, HIDDEN)
+def _key(keys, stride, position, begin, end, n_slots):
+    """Where the key of a position lies; of the nearest visible one for a hidden position."""
+    return keys + min(max(position, begin), end - 1) % n_slots * stride
+
+
+@helper
+def _score_step(q0, q1, keys, stride, step, begin, end, n_slots, width, lanes, scores0, scores1):
+    """Scores of two heads with the positions step .. step+31, of which begin .. end-1 are visible."""
+    for i in range(0, STEP, 4):
+        k0 = _key(keys, stride, step + i, begin, end, n_slots)
+        k1 = _key(keys, stride, step + i + 1, begin, end, n_slots)
+        k2 = _key(keys, stride, step + i + 2, begin, end, n_slots)
+        k3 = _key(keys, stride, step + i + 3, begin, end, n_slots)
+        _two_by_four(q0, q1, k0, k1, k2, k3, width, lanes + 64 * i, lanes + LANES // 2 + 64 * i)
+    hidden = splat_f32(HIDDEN)
+    for i in range(0, STEP, 16):
+        lo, hi = begin - step - i, end - step - i
+        store_f32(scores0 + 4 * i, keep_f32(sums_f32(lanes + 64 * i), lo, hi, hidden))
+        store_f32(scores1 + 4 * i, keep_f32(sums_f32(lanes + LANES // 2 + 64 * i), lo, hi, hidden))
 
 
 @helper
@@ -82,64 +118,110 @@ def _softmax(scores, n):
 
 
 @helper
-def _add_values(probs, values, stride, slot, n, n_slots, width, out):
-    """out += p * v over n positions from `slot` on."""
+def _value_step(probs0, probs1, values, stride, slot, n, n_slots, width, out0, out1):
+    """out += p * v for two heads, over n positions from `slot` on."""
     c = 0
     while c + 64 <= width:
-        at = out + 4 * c
-        a0, a1, a2, a3 = load_f32(at), load_f32(at + 64), load_f32(at + 128), load_f32(at + 192)
+        x, y = out0 + 4 * c, out1 + 4 * c
+        a0, a1, a2, a3 = load_f32(x), load_f32(x + 64), load_f32(x + 128), load_f32(x + 192)
+        b0, b1, b2, b3 = load_f32(y), load_f32(y + 64), load_f32(y + 128), load_f32(y + 192)
         s = slot
-        for i in range(n):
-            p = spread_f32(probs + 4 * i)
-            v = values + s * stride + 4 * c
-            a0, a1 = fma_f32(p, load_f32(v), a0), fma_f32(p, load_f32(v + 64), a1)
-            a2, a3 = fma_f32(p, load_f32(v + 128), a2), fma_f32(p, load_f32(v + 192), a3)
+        for i in range(0, 4 * n, 4):
+            p, r = spread_f32(probs0 + i), spread_f32(probs1 + i)
+            at = values + s * stride + 4 * c
+            v = load_f32(at)
+            a0, b0 = fma_f32(p, v, a0), fma_f32(r, v, b0)
+            v = load_f32(at + 64)
+            a1, b1 = fma_f32(p, v, a1), fma_f32(r, v, b1)
+            v = load_f32(at + 128)
+            a2, b2 = fma_f32(p, v, a2), fma_f32(r, v, b2)
+            v = load_f32(at + 192)
+            a3, b3 = fma_f32(p, v, a3), fma_f32(r, v, b3)
             s = s + 1 if s + 1 < n_slots else 0
-        store_f32(at, a0)
-        store_f32(at + 64, a1)
-        store_f32(at + 128, a2)
-        store_f32(at + 192, a3)
+        _store_four(y, b0, b1, b2, b3)
+        _store_four(x, a0, a1, a2, a3)
         c += 64
     while c < width:
         count = min(16, width - c)
-        a0 = load_f32(out + 4 * c)
+        x, y = out0 + 4 * c, out1 + 4 * c
+        a0, b0 = load_f32(x), load_f32(y)
         s = slot
-        for i in range(n):
-            a0 = fma_f32(spread_f32(probs + 4 * i), load_first_f32(values + s * stride + 4 * c, count), a0)
+        for i in range(0, 4 * n, 4):
+            v = load_first_f32(values + s * stride + 4 * c, count)
+            a0, b0 = fma_f32(spread_f32(probs0 + i), v, a0), fma_f32(spread_f32(probs1 + i), v, b0)
             s = s + 1 if s + 1 < n_slots else 0
-        store_f32(out + 4 * c, a0)
+        store_f32(y, b0)
+        store_f32(x, a0)
         c += 16
+
+
+@inlined
+def _store_four(target, v0, v1, v2, v3):
+    store_f32(target, v0)
+    store_f32(target + 64, v1)
+    store_f32(target + 128, v2)
+    store_f32(target + 192, v3)
 
 
 @kernel
 def _attention_kernel(args, lo, hi, thread):
     q, keys, values = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
-    lanes, positions, window = ld_i64(args + 24), ld_i64(args + 32), ld_i64(args + 40)
-    n_slots, n_kv_heads, group = ld_i64(args + 48), ld_i64(args + 56), ld_i64(args + 64)
-    width, out = ld_i64(args + 72), ld_i64(args + 80)
-    work = ld_i64(args + 88) + thread * ld_i64(args + 96)
-    padded = (width + 15) // 16 * 64
-    sums, scores = work, work + padded  # f32[H], then the scores
-    n_heads, stride = n_kv_heads * group, 4 * n_kv_heads * width
+    lanes_of, positions, window = ld_i64(args + 24), ld_i64(args + 32), ld_i64(args + 40)
+    n_slots, n_kv_heads, n_heads = ld_i64(args + 48), ld_i64(args + 56), ld_i64(args + 64)
+    width, out, n_together = ld_i64(args + 72), ld_i64(args + 80), ld_i64(args + 88)
+    work = ld_i64(args + 96) + thread * ld_i64(args + 104)
+    pitch, score_pitch = (width + 15) // 16 * 64, ld_i64(args + 112)
+    lanes, sums = work, work + LANES
+    scores = sums + n_together * pitch
+    per_token, group, stride = n_heads // n_together, n_heads // n_kv_heads, 4 * n_kv_heads * width
     for item in range(lo, hi):
-        t, n = item // n_heads, item % n_heads
+        t, head = item // per_token, item % per_token * n_together
         last = ld_i64(positions + 8 * t)
         first = max(0, last - window + 1)
         base = first // STEP * STEP
-        at = (ld_i64(lanes + 8 * t) * n_slots * n_kv_heads + n // group) * width * 4
-        _scores(q + 4 * width * item, keys + at, stride, first, last, n_slots, width, scores)
-        count = (last + STEP - base) // STEP * STEP
-        total = _softmax(scores, count)
-        for c in range(0, padded, 64):
-            store_f32(sums + c, splat_f32(F32(0.0)))
+        at = (ld_i64(lanes_of + 8 * t) * n_slots * n_kv_heads + head // group) * width * 4
+        query = q + 4 * width * (t * n_heads + head)
         for step in range(base, last + 1, STEP):
             begin, end = max(step, first), min(step + STEP, last + 1)
-            probs = scores + 4 * (begin - base)
-            _add_values(probs, values + at, stride, begin % n_slots, end - begin, n_slots, width, sums)
-        target = out + 4 * width * item
-        for c in range(0, width, 16):
-            value = div_f32(load_f32(sums + 4 * c), splat_f32(total))
-            store_first_f32(target + 4 * c, min(16, width - c), value)
+            for n in range(0, n_together, 2):
+                also = min(n + 1, n_together - 1)  # an odd head is computed twice, to the same bytes
+                _score_step(
+                    query + 4 * width * n, query + 4 * width * also,
+                    keys + at, stride, step, begin, end, n_slots, width, lanes,
+                    scores + score_pitch * n + 4 * (step - base),
+                    scores + score_pitch * also + 4 * (step - base),
+                )  # fmt: skip
+        for c in range(0, n_together * pitch, 64):
+            store_f32(sums + c, splat_f32(F32(0.0)))
+        count = (last + STEP - base) // STEP * STEP
+        for n in range(n_together):
+            # the sum of p waits in the place behind the head's last score
+            st_f32(scores + score_pitch * n + 4 * count, _softmax(scores + score_pitch * n, count))
+        for step in range(base, last + 1, STEP):
+            begin, end = max(step, first), min(step + STEP, last + 1)
+            for n in range(0, n_together, 2):
+                also = min(n + 1, n_together - 1)
+                _value_step(
+                    scores + score_pitch * n + 4 * (begin - base),
+                    scores + score_pitch * also + 4 * (begin - base),
+                    values + at, stride, begin % n_slots, end - begin, n_slots, width,
+                    sums + pitch * n, sums + pitch * also,
+                )  # fmt: skip
+        for n in range(n_together):
+            total = spread_f32(scores + score_pitch * n + 4 * count)
+            target = out + 4 * width * (t * n_heads + head + n)
+            for c in range(0, width, 16):
+                value = div_f32(load_f32(sums + pitch * n + 4 * c), total)
+                store_first_f32(target + 4 * c, min(16, width - c), value)
+
+
+def _heads_together(n_heads, n_kv_heads, n_tokens):
+    """Heads of an item: as many as share keys, fewer if that leaves threads without work."""
+    together = n_heads // n_kv_heads
+    wanted = threads.num_threads()
+    while together % 2 == 0 and n_tokens * n_heads // together < wanted:
+        together //= 2
+    return together
 
 
 def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
@@ -173,12 +255,13 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
             f"attention: positions {positions.min()}..{positions.max()}, lanes {lanes.min()}..{lanes.max()}, "
             f"window {window}, but the cache has {R} lanes of {S} slots. Grow the cache, or reset it"
         )
-    per_thread = 4 * ((H + 15) // 16 * 16 + window + 2 * STEP)
-    per_thread = -(-per_thread // 64) * 64
+    together = _heads_together(N, K, T)
+    score_pitch = 4 * (window // STEP + 3) * STEP
+    per_thread = LANES + together * (4 * ((H + 15) // 16 * 16) + score_pitch)
     args = (
         address(q), address(k_cache), address(v_cache), address(lanes), address(positions), window,
-        S, K, N // K, H, address(out), workspace(per_thread * threads.num_threads(), "attention"), per_thread,
+        S, K, N, H, address(out), together,
+        workspace(per_thread * threads.num_threads(), "attention"), per_thread, score_pitch,
     )  # fmt: skip
-    seen = min(window, reach)
-    threads.run(_attention_kernel, args, T * N, max(1, MIN_WORK // (2 * H * seen)))
+    threads.run(_attention_kernel, args, T * N // together, max(1, MIN_WORK // (2 * H * window * together)))
     return out

@@ -250,6 +250,10 @@ top_i32 = define(
     types.int64(i32x16), lambda b, v: b.sext(_call(b, "llvm.vector.reduce.smax.v16i32", I32, [v]), I64)
 )
 bits1_to_f32 = define(types.float32(types.int64), lambda b, n: b.bitcast(b.trunc(n, I32), F32))
+keep_f32 = define(  # lanes lo .. hi-1 of v, the others of w
+    f32x16(f32x16, types.int64, types.int64, f32x16),
+    lambda b, v, lo, hi, w: b.select(b.and_(_mask(b, hi), b.not_(_mask(b, lo))), v, w),
+)
 less_f32 = define(  # x < y ? a : b, lane by lane
     f32x16(f32x16, f32x16, f32x16, f32x16),
     lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),
@@ -478,6 +482,22 @@ def _column(b, source, stride, last):
     return result
 
 
+def _sums(b, address):
+    """16 vectors in memory -> their 16 sums, each added in the order of `sum_f32`."""
+    rows = [b.load(_pointer(b, address, 64 * r), typ=f32x16.ir, align=1) for r in range(16)]
+    width = 16  # lanes that still belong to one row
+    while width > 1:
+        width //= 2
+        starts = [start + i for start in range(0, 32, 2 * width) for i in range(width)]
+        first, second = _lanes(starts), _lanes([lane + width for lane in starts])
+        rows = [
+            b.fadd(b.shuffle_vector(x, y, first), b.shuffle_vector(x, y, second))
+            for x, y in zip(rows[::2], rows[1::2], strict=True)
+        ]
+    return rows[0]
+
+
+sums_f32 = define(f32x16(types.intp), _sums)
 tile = define(types.void(types.intp, types.intp, types.intp, types.intp), _tile)
 column = define(i32x16(types.intp, types.intp, types.intp), _column)
 
