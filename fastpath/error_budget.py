@@ -95,17 +95,18 @@ def split_name(name: str) -> tuple[str, int | None]:
     return (base, int(layer)) if dash and layer.isdecimal() else (name, None)
 
 
-def limit_of(name: str, column: str, n_layers: int) -> float | None:
-    """The budget of a name, e.g. "l_out-7"; None for a name that is not in the table.
-
-    The head reads the last layer's output: it counts as layer n_layers - 1.
-    """
+def growth(name: str, n_layers: int) -> float:
+    """sqrt(1 + layer): how much wider than at layer 0 a limit is. The head counts as layer n_layers - 1."""
     base, layer = split_name(name)
-    if base not in TABLE:
-        return None
     if layer is None:
         layer = n_layers - 1 if base in _HEAD_NAMES else 0
-    return TABLE[base].limits[COLUMNS.index(column)] * math.sqrt(1 + layer)
+    return math.sqrt(1 + layer)
+
+
+def limit_of(name: str, column: str, n_layers: int) -> float | None:
+    """The budget of a name, e.g. "l_out-7"; None for a name that is not in the table."""
+    budget = TABLE.get(split_name(name)[0])
+    return None if budget is None else budget.limits[COLUMNS.index(column)] * growth(name, n_layers)
 
 
 def order_of(name: str) -> tuple[int, int, int, str]:

@@ -1,5 +1,7 @@
 """Traces: recorded, kept, compared; what `diff` calls the first name over its budget."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -135,3 +137,8 @@ def test_the_column_follows_what_both_traces_say():
 def test_the_printed_table_has_every_name():
     lines = error_budget.markdown().splitlines()
     assert len(lines) == 2 + len(error_budget.TABLE) and all(line.count("|") == 6 for line in lines)
+
+
+def test_the_page_on_numerics_shows_this_table():
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text(encoding="utf-8")
+    assert error_budget.markdown() in page, "paste anew what `twinpath diff --budget` prints"

@@ -1,0 +1,72 @@
+"""What the error budget is made from: `python -m tests.engine.measure_budget` prints measured values.
+
+For every name and column the largest normalised error over the tiny models of all families (in float32, in
+32-value and in 256-value blocks) and over the demo checkpoint, each divided by sqrt(1 + layer). The table is
+that of docs/numerics.md.
+"""
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import refimpl.ops
+from fastpath.backend import ops_for
+from fastpath.engine import Engine
+from fastpath.error_budget import COLUMNS, TABLE, growth, split_name
+from fastpath.load import DEMO, load_model
+from fastpath.trace import TraceFile, compare, record
+from tests import tiny
+from tests.engine.conftest import FORMATS
+
+TALK = "What is 47+38? And who are you?"
+
+
+def traces(model, ids) -> dict[str, tuple[TraceFile, TraceFile]]:
+    """The two traces that each column is about."""
+
+    def trace(ops, activations):
+        return TraceFile(record(Engine(model, ops, activations=activations), ids))
+
+    kernels = ops_for("cpu")
+    exact, rounded = trace(refimpl.ops, "float"), trace(kernels, "int8")
+    return {
+        "float": (exact, trace(kernels, "float")),
+        "int8": (trace(refimpl.ops, "int8"), rounded),
+        "different": (exact, rounded),
+    }
+
+
+def measure(model, ids, worst) -> None:
+    """worst[base name][column] = the largest error so far, in units of the growth with depth."""
+    for column, (a, b) in traces(model, ids).items():
+        for d in compare(a, b, "float"):
+            base, at_layer_0 = split_name(d.name)[0], d.normalised / growth(d.name, model.config.n_layers)
+            worst[base][column] = max(worst[base][column], at_layer_0)
+
+
+def main() -> None:
+    worst_tiny, worst_demo = defaultdict(lambda: defaultdict(float)), defaultdict(lambda: defaultdict(float))
+    with tempfile.TemporaryDirectory() as folder:
+        for family in tiny.FAMILIES:
+            ids = tiny.prompt(family) + tiny.prompt(family, seed=2)
+            for size, formats in FORMATS.items():
+                path = tiny.make(Path(folder) / "m.gguf", family, size=size, formats=formats)
+                measure(load_model(path), ids, worst_tiny)
+    if DEMO.exists():
+        demo = load_model(DEMO)
+        messages = [{"role": "user", "content": TALK}]
+        measure(demo, demo.template.render_ids(demo.tokenizer, messages, thinking=True), worst_demo)
+    print("| name | " + " | ".join(f"{column}: tiny, demo" for column in COLUMNS) + " |")
+    print("|---|---|---|---|")
+    for base in TABLE:
+        if base in worst_tiny:
+            cells = (f"{worst_tiny[base][c]:.1e}, {_cell(worst_demo, base, c)}" for c in COLUMNS)
+            print(f"| `{base}` | {' | '.join(cells)} |")
+
+
+def _cell(worst, base: str, column: str) -> str:
+    return f"{worst[base][column]:.1e}" if base in worst else "-"
+
+
+if __name__ == "__main__":
+    main()
