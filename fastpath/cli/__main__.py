@@ -1,6 +1,7 @@
 """Dispatch: a subcommand when the first word names one, inference otherwise. Faults are one line, exit 2."""
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done; 1 `diff` found a name over its budget; 2 wrong input, with one line on stderr; 130 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:
+        return _fault("standard output is closed. Leave it open, or send it to a file.")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -36,14 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit's flush fails once more
         return _fault(
             "the reader of this output went away before its end. Read it to the end, or ask for less."
         )
     except MemoryError:
-        return _fault(
-            "out of memory. Ask for less: --context and --chunk bound what the cache and a call take."
-        )
+        return _fault("out of memory. Ask for less: --context and --chunk bound the cache and a call.")
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
         return _fault(f"{place}{error.strerror or error}. Check the path and the permissions.")
@@ -71,6 +73,11 @@ def _run(words: list[str]) -> int:
 
 
 def _fault(message: str) -> int:
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # nobody can read the rest: throw it away, or the exit's own flush fails once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
     return FAULT
 

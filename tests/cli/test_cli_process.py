@@ -60,3 +60,29 @@ def test_ctrl_c_ends_cleanly(tiny_path):
         out, err = process.communicate(timeout=120)
     assert first and out.endswith(b"\n")
     assert (process.returncode, err) == (130, b"")
+
+
+def redirected(tiny_path, redirection):
+    command = f'"$0" -m fastpath.cli inspect "$1" {redirection}'
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, str(tiny_path)], stderr=subprocess.PIPE, text=True, timeout=120
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize(
+    ("redirection", "says"), [("> /dev/full", "No space left"), (">&-", "output is closed")]
+)
+def test_output_that_takes_nothing(tiny_path, redirection, says):
+    outcome = redirected(tiny_path, redirection)
+    assert outcome.returncode == 2 and says in outcome.stderr and outcome.stderr.count("\n") == 1
+
+
+def test_a_terminal_without_the_characters(tmp_path, tiny_path):
+    """Odd paths, and an answer that the terminal cannot show."""
+    folder = tmp_path / "Dépôt Модели"
+    folder.mkdir()
+    path = folder / "\u3000 'm\".gguf"
+    path.write_bytes(tiny_path.read_bytes())
+    outcome = run("inspect", path, env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert outcome.returncode == 0 and outcome.stderr == "" and "D?p?t" in outcome.stdout

@@ -1,6 +1,8 @@
 """Traces: recorded, kept, compared; what `diff` calls the first name over its budget."""
 
+from math import erf
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,6 +64,63 @@ def test_a_single_array_is_no_trace(tmp_path):
     np.save(tmp_path / "x.npy", np.ones(3))
     with pytest.raises(ValueError, match="one array"):
         load_trace(tmp_path / "x.npy")
+
+
+def with_one_plus_weight(x, weight, eps):
+    return refimpl.ops.rms_norm(x, weight if weight is None else 1 + weight, eps)
+
+
+def pairs_side_by_side(x, cos, sin):
+    """RoPE of pairs (2i, 2i + 1) in place of (i, i + H/2)."""
+    turned = refimpl.ops.rope(np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1), cos, sin)
+    out = np.empty_like(x)
+    out[..., ::2], out[..., 1::2] = np.split(turned, 2, axis=-1)
+    return out
+
+
+def window_of_one_more(q, k_cache, v_cache, seq_ids, positions, window):
+    wider = None if window is None else window + 1
+    return refimpl.ops.attention(q, k_cache, v_cache, seq_ids, positions, wider)
+
+
+def scaled_scores(q, *rest):
+    return refimpl.ops.attention(q * q.dtype.type(q.shape[-1] ** -0.5), *rest)
+
+
+def exact_gelu(gate, up):
+    return (
+        np.array([0.5 * g * (1 + erf(g / 2**0.5)) for g in gate.ravel()], gate.dtype).reshape(gate.shape) * up
+    )
+
+
+def not_renormalised(router_logits, n_active, expert_scale):
+    probs = np.exp(router_logits) / np.exp(router_logits).sum(-1, keepdims=True)
+    ids, _ = refimpl.ops.route(router_logits, n_active, expert_scale)
+    return ids, np.take_along_axis(probs, ids, -1) * expert_scale[ids]
+
+
+FAULTS = [
+    ("12b", "rms_norm", with_one_plus_weight, "attn_norm-0"),
+    ("12b", "rope", pairs_side_by_side, "Qcur_pos-0"),
+    ("12b", "attention", window_of_one_more, "kqv_out-0"),
+    ("12b", "attention", scaled_scores, "kqv_out-0"),
+    ("12b", "geglu", exact_gelu, "ffn_geglu-0"),
+    ("12b", "softcap", lambda x, cap: x, "result_output"),
+    ("26b", "route", not_renormalised, "ffn_moe_weights_scaled-0"),
+    ("e2b", "scale", lambda x, factor: x, "per_layer_proj"),
+]
+
+
+@pytest.mark.parametrize(("family", "op", "broken", "first"), FAULTS)
+def test_the_first_wrong_op_is_found(tiny_model, family, op, broken, first):
+    """What a person who ports Gemma 4 does: break one op, look at the first name that is over."""
+    model, ids = tiny_model(family), tiny.prompt(family)[:16]
+    table = SimpleNamespace(
+        **{name: getattr(refimpl.ops, name) for name in refimpl.ops.__all__} | {op: broken}
+    )
+    right, wrong = trace_of(model, ids), record(Engine(model, table, activations="float"), ids)
+    over = [d.name for d in compare(TraceFile(right), TraceFile(wrong), "float") if d.is_over]
+    assert over[0] == first
 
 
 def pair(name, a, b):
