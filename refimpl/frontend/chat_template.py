@@ -12,7 +12,7 @@ merges reach across from template to user text.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.frontend.messages import map_strings, normalize_messages, normalize_tools
@@ -134,7 +134,7 @@ class ChatTemplate:
 @cache
 def builtin_source() -> str:
     """The template for files that carry none."""
-    return files(__package__).joinpath("gemma4.jinja").read_text(encoding="utf-8")
+    return Path(__file__).with_name("gemma4.jinja").read_text(encoding="utf-8")
 
 
 def _fencer(markers: Sequence[str], fence: str) -> Callable[[str], str]:

@@ -23,12 +23,13 @@ from datetime import datetime
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes, pass_context
+from jinja2.filters import FILTERS as DEFAULT_FILTERS
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_SOURCE = 1 << 18  # characters; the longest published Gemma 4 template has 19,000
+MAX_SOURCE = 1 << 16  # characters; the longest published Gemma 4 template has 19,000
 MAX_WEIGHT = 1 << 24
 MAX_TOTAL = 1 << 26
 MAX_RANGE = 100_000
@@ -40,6 +41,7 @@ BUDGET = "%budget"  # the name of the budget among a template's variables; no te
 _FILTERS = """abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int
     items join last length list lower map max min reject rejectattr replace reverse round safe select
     selectattr sort string sum title tojson trim truncate unique upper wordcount""".split()
+_FILTERS_THAT_TAKE_TEXT_APART = frozenset("groupby list map max min reject select sort title unique".split())
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         """capitalize count endswith find format index isalnum isalpha isdigit islower isspace istitle isupper
@@ -139,14 +141,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], cache_size=0
         )
         known = self.filters
-        self.filters = {name: _charged(known[name]) for name in _FILTERS if name in known}
-        self.filters |= {
-            "tojson": _tojson,
-            "join": _join,
-            "replace": _replace,
-            "string": _string,
-            "indent": _indent,
-        }
+        self.filters = {name: _charged(name, known[name]) for name in _FILTERS}
+        self.filters |= {"indent": _indent, "join": _join, "replace": _replace, "round": _round}
+        self.filters |= {"string": _string, "sum": _sum, "tojson": _tojson}
         self.filters |= {"%loop": _loop, "%made": _made, "%concat": _concat}
         self.globals = {
             "dict": dict,
@@ -283,7 +280,7 @@ def _budget(context: Context) -> Budget:
     return context.parent[BUDGET]
 
 
-def _charged(function: Callable[..., Any]) -> Callable[..., Any]:
+def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja's that looks at the clock before and is charged for its result after."""
     wanted = str(
         getattr(function, "jinja_pass_arg", "")
@@ -293,6 +290,8 @@ def _charged(function: Callable[..., Any]) -> Callable[..., Any]:
     def charged(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget(context)
         budget.step()
+        if name in _FILTERS_THAT_TAKE_TEXT_APART and isinstance(value, str):
+            budget.check(ELEMENT_WEIGHT * len(value))
         if "eval_context" in wanted:
             args = (value, *args)
             value = context.eval_ctx
@@ -380,6 +379,26 @@ def _indent(
 
 
 @pass_context
+def _round(context: Context, value: Any, precision: int = 0, method: str = "common") -> Any:
+    if not isinstance(precision, int) or abs(precision) > 100:
+        raise TemplateError(f"round: precision {precision!r}, allowed are whole numbers from -100 to 100")
+    return DEFAULT_FILTERS["round"](value, precision, method)
+
+
+@pass_context
+def _sum(context: Context, values: Iterable[Any], attribute: Any = None, start: float = 0) -> Any:
+    if attribute is not None:
+        values = context.environment.call_filter(
+            "map", values, kwargs={"attribute": attribute}, context=context
+        )
+    for value in values:
+        if not isinstance(start + value, int | float):
+            raise TemplateError("sum: only numbers can be summed; use join for text")
+        start = _budget(context).charge(start + value)
+    return start
+
+
+@pass_context
 def _tojson(
     context: Context,
     value: Any,
@@ -432,8 +451,10 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    if len(form) > 100:
-        raise TemplateError(f"strftime_now: a format of {len(form)} characters, allowed are 100")
+    if len(form) > 100 or _WIDE_FORMAT.search(form):
+        raise TemplateError(
+            f"strftime_now: format {form[:40]!r}, allowed are 100 characters and no wide fields"
+        )
     return datetime.now().strftime(form)
 
 
@@ -484,5 +505,8 @@ def _check_method(
         budget.check(len(text) + text.count(old) * len(new))
     elif name == "join" and args and hasattr(args[0], "__len__"):
         budget.check(budget.weigh(args[0]) + len(text) * len(args[0]))
+    elif name in ("split", "rsplit", "splitlines"):
+        separators = [args[0]] if args and args[0] else list(" \t\r\n\v\f")
+        budget.check(len(text) + ELEMENT_WEIGHT * sum(map(text.count, separators)))
     elif name == "format":
         _check_format(budget, text, (args, kwargs))

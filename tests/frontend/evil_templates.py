@@ -56,12 +56,20 @@ EVIL = {
     "tojson indent": "{{ [[[[1]]]]|tojson(indent=1000000000) }}",
     "slice filter": "{{ [1]|slice(10**9)|list }}",
     "text in a macro's loop": "{% macro m() %}{% for i in range(99999) %}"
-    + "x" * 100_000
+    + "x" * 50_000
     + "{% endfor %}{% endmacro %}{{ m()|length }}",
     "text in a block": "{% set q %}{% for i in range(99999) %}"
-    + "x" * 100_000
+    + "x" * 50_000
     + "{% endfor %}{% endset %}{{ q|length }}",
-    "output": "{% for i in range(99999) %}" + "x" * 100_000 + "{% endfor %}",
+    "output": "{% for i in range(99999) %}" + "x" * 50_000 + "{% endfor %}",
+    "round": "{{ 5|round(-1000000000) }}",
+    "round up": "{{ 1.5|round(1000000000, 'ceil') }}",
+    "sum of lists": "{{ ([[1]] * 100000)|sum(start=[]) }}",
+    "letters": TEXT + "{{ s|list|length }}{{ s|sort|length }}",
+    "split": "{{ ('abc' * 5000000).split('a')|length }}",
+    "split at spaces": "{{ ('ab ' * 5000000).split()|length }}",
+    "words": "{{ ('ab ' * 5000000)|title|length }}",
+    "wide time format": "{{ strftime_now('%99999999Y') }}",
     "time format": "{{ strftime_now('%Y' * 1000) }}",
     # ways out
     "class": "{{ ''.__class__.__mro__ }}",
