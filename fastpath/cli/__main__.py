@@ -19,6 +19,9 @@ COMMANDS = {
 }
 
 OK, FAULT, INTERRUPTED = 0, 2, 130
+STATUSES = (
+    "0 done; 1 diff found a name over its budget; 2 wrong input; 130 Ctrl+C, after what was said so far"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +69,7 @@ def _run(words: list[str]) -> int:
     parser = Parser(
         prog=PROG,
         description="Runs Gemma 4. Without a subcommand it answers a prompt.",
-        epilog=f"subcommands (each has its own --help):\n{others}",
+        epilog=f"subcommands (each has its own --help):\n{others}\n\nexit status: {STATUSES}",
     )
     run.add_run(parser)
     return run.run_run(parser.parse_args(words))

@@ -70,7 +70,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="cpu: compiled kernels; ref: the NumPy definitions under the same composition",
     )
     group.add_argument(
-        "--threads", type=whole(1, 1024), metavar="N", help="worker threads (default: one per core)"
+        "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per core)"
     )
     group.add_argument(
         "--activations",
@@ -84,6 +84,15 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chunk", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
     )
+
+
+def dash(text: str) -> str:
+    """An argparse type: the "-" that stands for standard input, and no other word."""
+    if text != "-":
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is neither a subcommand nor '-'. A prompt comes after --prompt"
+        )
+    return text
 
 
 def model_path(given: str | None) -> Path:

@@ -12,7 +12,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="what to ask")
     prompt.add_argument("--input", metavar="FILE", help="a UTF-8 file that holds the prompt")
     prompt.add_argument(
-        "stdin", nargs="?", choices=["-"], metavar="-", help="read the prompt from standard input"
+        "stdin", nargs="?", type=arguments.dash, metavar="-", help="read the prompt from standard input"
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message in front")
     parser.add_argument(
@@ -61,6 +61,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def run_run(args: argparse.Namespace) -> int:
+    if args.raw and (args.think or args.system):
+        raise ValueError("--raw has no template, so it has no place for --think or --system. Leave one out.")
     text = _prompt_text(args)
     from fastpath.cli.answer import answer  # numpy and the compiler: only now that the arguments are right
 

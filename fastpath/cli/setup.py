@@ -37,7 +37,7 @@ def _prepare_kernels(args, model: Model) -> None:
 
 def _report_kernel(i: int, n: int, name: str) -> None:
     if i == 1:
-        say(f"first run on this machine: compiling {n} kernels, which are kept for later runs")
+        say(f"compiling {n} kernels for this processor, once: later runs find them")
     say(f"compiling kernels {i}/{n}: {name}")
 
 

@@ -18,6 +18,7 @@ KINDS = [
     ("26b", "block256"),
     ("31b", "block256"),
 ]
+EXAMPLES = settings.default.max_examples // 2  # each is several calls of a whole model
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def cuts(draw, n: int):
 
 @pytest.mark.parametrize(("family", "size"), KINDS)
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=EXAMPLES)
 def test_any_chunks_give_the_bytes_of_one_token_at_a_time(alone, family, size, data):
     model, ids, expected = alone(family, size)
     lengths = data.draw(cuts(len(ids)))
@@ -74,7 +75,7 @@ def test_the_whole_prompt_at_once_and_without_history(alone, family, activations
 
 @pytest.mark.parametrize("family", ["e2b", "12b", "26b"])
 @given(data=st.data())
-@settings(max_examples=8)
+@settings(max_examples=EXAMPLES)
 def test_sequences_together_give_the_bytes_of_each_alone(alone, family, data):
     """Lanes start at different steps and advance by different lengths in one call; a lane is used again."""
     model, ids, expected = alone(family, "block32")
@@ -119,6 +120,19 @@ def test_any_number_of_threads_gives_the_same_bytes(alone, family, size):
             assert np.concatenate(got).tobytes() == expected.tobytes(), n_threads
     finally:
         threads.set_num_threads(default)
+
+
+def test_a_cache_that_grows_gives_the_same_bytes(tiny_model):
+    """330 tokens: the global layers' cache doubles once, the rings wrap many times."""
+    model = tiny_model("e2b", "block32")
+    ids = [token_id for seed in range(10) for token_id in tiny.prompt("e2b", seed=seed)]
+    results = []
+    for chunk in (330, 64, 7):
+        engine = Engine(model, ops_for("cpu"), chunk=chunk)
+        rows = [engine.extend([(0, ids[i : i + chunk])], "all") for i in range(0, len(ids), chunk)]
+        results.append(np.concatenate(rows).tobytes())
+        assert engine.cache.n_growths == 1
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_lane_used_again_remembers_nothing(alone):
