@@ -19,7 +19,7 @@ lint: $(VENV)/.installed-dev      ## style and types
 	$(VENV)/bin/mypy
 
 goldens: $(VENV)/.installed-oracles  ## record again what transformers says (oracles/README.md; llama.cpp: see there)
-	$(PY) -m oracles.record --only f32 --only f64
+	$(PY) -m oracles.record
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
