@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.frontend.messages import map_strings, normalize_messages, normalize_tools
-from refimpl.frontend.tokenizer import Tokenizer
+from refimpl.frontend.tokenizer import Tokenizer, unused_character
 
 if TYPE_CHECKING:
     from refimpl.frontend.template_sandbox import BoundedEnvironment
 
 MAX_SECONDS = 1.5
 SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us for a pair
-_FENCES = [chr(c) for c in range(0xE000, 0xF900)]  # private use: never whitespace, has no case, means nothing
 _OPEN_MODEL_TURN = "<|turn>model\n"
 _CLOSED_TURN = "<turn|>\n"
 _ASKS_FOR_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]""")
@@ -85,7 +84,7 @@ class ChatTemplate:
     ) -> list[int]:
         """The prompt as token ids: one BOS in front, and no markers but the template's own."""
         variables = self._variables(messages, tools)
-        fence = _free_character(self.source, variables)
+        fence = unused_character([self.source, *_strings_in(variables)])
         fenced = map_strings(variables, _fencer(tokenizer.markers, fence))
         text = self._render(fenced, thinking, add_generation_prompt, extra)
         ids = tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
@@ -157,13 +156,12 @@ def _fencer(markers: Sequence[str], fence: str) -> Callable[[str], str]:
     return fenced
 
 
-def _free_character(*values: Any) -> str:
-    """A character that occurs in none of the strings."""
-    used: set[str] = set()
+def _strings_in(value: Any) -> list[str]:
+    found: list[str] = []
 
     def note(text: str) -> str:
-        used.update(text)
+        found.append(text)
         return text
 
-    map_strings(list(values), note)
-    return next(character for character in _FENCES if character not in used)
+    map_strings(value, note)
+    return found

@@ -117,9 +117,7 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
 
 
 def strip_thoughts(text: str) -> str:
-    """Text of an old answer without its `<|channel>...<channel|>` parts, as the templates cut them; what is
-    left is not trimmed.
-    """
+    """An old answer without its `<|channel>...<channel|>` parts, as templates cut them (and trim it)."""
     if "<|channel>" not in text and "<channel|>" not in text:
         return text
     return "".join(part.split("<|channel>")[0] for part in text.split("<channel|>"))
@@ -129,8 +127,7 @@ def strip_thoughts(text: str) -> str:
 
 
 def _pair_results(messages: list[Message]) -> None:
-    """Give every tool result the name of the call it answers: by id, else by its own name, else by order,
-    else "unknown".
+    """Give every tool result the name of the call it answers: by id, by its own name, by order, or "unknown".
 
     Templates compare ids, and two missing ones are equal: so each call whose id is missing or taken gets one
     of its own, and each result the id of its call, or one that no call has.
@@ -164,11 +161,9 @@ def _pair_results(messages: list[Message]) -> None:
 def _answer(result: Message, open_calls: list[dict[str, Any]], calls: list[Message], fresh: Any) -> None:
     asked, name = result.get("tool_call_id") or None, result.get("name") or None
     if asked is not None:
-        match = [item for item in open_calls if item["asked"] == asked]
-        repeated = [
-            call for call in calls if call["id"] == asked
-        ]  # a second result for one call keeps its name
-        call = match[0]["call"] if match else repeated[0] if repeated else None
+        match = [item["call"] for item in open_calls if item["asked"] == asked]
+        match += [call for call in calls if call["id"] == asked]  # a second result of one call keeps its name
+        call = match[0] if match else None
     elif name is not None:
         call = next((item["call"] for item in open_calls if item["call"]["function"]["name"] == name), None)
     else:
@@ -179,9 +174,7 @@ def _answer(result: Message, open_calls: list[dict[str, Any]], calls: list[Messa
 
 
 def _folded(messages: list[Message], always: bool) -> list[Message]:
-    """Runs of tool results that the template cannot print as messages become `tool_responses` of the message
-    before.
-    """
+    """Tool results that the template cannot print itself become `tool_responses` of the message before."""
     folded: list[Message] = []
     k = 0
     while k < len(messages):
@@ -200,12 +193,10 @@ def _folded(messages: list[Message], always: bool) -> list[Message]:
             {"name": result["name"], "response": _only_text(result["content"])} for result in results
         ]
         k = end
-        if always and not message["content"] and k < len(messages) and messages[k]["role"] == "assistant":
-            if not messages[k].get(
-                "tool_calls"
-            ):  # what the model said after the results belongs to the same turn
-                message["content"] = messages[k]["content"]
-                k += 1
+        after = messages[k] if k < len(messages) else {"role": "none"}
+        if always and after["role"] == "assistant" and not (message["content"] or after.get("tool_calls")):
+            message["content"] = after["content"]  # what the model said after the results: the same turn
+            k += 1
     return folded
 
 

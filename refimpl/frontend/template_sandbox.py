@@ -282,9 +282,7 @@ def _budget(context: Context) -> Budget:
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja's that looks at the clock before and is charged for its result after."""
-    wanted = str(
-        getattr(function, "jinja_pass_arg", "")
-    )  # Jinja's mark on filters that want context or environment
+    wanted = str(getattr(function, "jinja_pass_arg", ""))  # Jinja marks filters that want its context so
 
     @pass_context
     def charged(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:

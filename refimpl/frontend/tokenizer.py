@@ -13,6 +13,7 @@ Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds bac
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +28,7 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _MARKER = re.compile(
     r"<\|[^\n]*>|<[^\n]*\|>"
-)  # `<|tool_call>`, `<channel|>`, `<|"|>`: user-defined, yet never typed by users
+)  # user-defined like a finetune's words, yet not for users to type
 
 
 class _File(Protocol):
@@ -215,6 +216,15 @@ class StreamDecoder:
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest
+
+
+def unused_character(texts: Iterable[str]) -> str:
+    """A character for private use that occurs in none of the texts: it is no white space and has no case."""
+    used: set[str] = set().union(*texts)
+    for candidate in chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)):
+        if chr(candidate) not in used:
+            return chr(candidate)
+    raise ValueError("text: it uses all 137,468 characters for private use, expected at least one unused")
 
 
 def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:

@@ -18,6 +18,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any
 
+from refimpl.frontend.tokenizer import unused_character
+
 QUOTE = '<|"|>'
 MAX_DEPTH = 64
 MAX_REPAIRS = 32  # strings tried as the one that lacks its closing quote
@@ -44,8 +46,7 @@ def parse_tool_call(
     tools         declarations, if known: the parameters of type string take bare values as they are written
     may_lack_end  accept a call whose last braces are missing
     """
-    used = set("".join(part for part in parts if part is not None))
-    quote = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in used)  # stands for Q in one string
+    quote = unused_character(part for part in parts if part is not None)  # stands for Q in one string
     text = "".join(quote if part is None else part for part in parts)
     start = min((k for k in (text.find("{"), text.find("(")) if k >= 0), default=-1)
     name = text[: max(start, 0)].strip().removeprefix("call:").lstrip(":").strip()
@@ -61,8 +62,10 @@ def _parse_with_repairs(
         return _Parser(text, start, quote, strings, may_lack_end).arguments()
     marks = [k for k, character in enumerate(text) if character == quote]
     suspects = [left for left, right in pairwise(marks) if _key_before(text, left + 1, right)]
+    if len(suspects) > MAX_REPAIRS:
+        raise ToolCallError("a string without end")
     readings: list[dict[str, Any]] = []
-    for left in suspects[:MAX_REPAIRS]:
+    for left in suspects:
         try:
             readings.append(_Parser(text, start, quote, strings, may_lack_end, unclosed=left).arguments())
         except ToolCallError:
@@ -73,9 +76,7 @@ def _parse_with_repairs(
 
 
 def _key_before(text: str, start: int, end: int) -> re.Match[str] | None:
-    """`,key:` where it ends a string that runs from `start` to `end`: a sign that its closing quote is
-    missing.
-    """
+    """`,key:` at the end of a string that runs from `start` to `end`: its closing quote may be missing."""
     return _ENDS_WITH_KEY.search(text, max(start, end - _KEY_REACH), end)
 
 

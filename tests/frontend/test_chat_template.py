@@ -398,9 +398,8 @@ def test_a_template_without_bos_or_with_two():
 def test_turns_are_balanced(messages, thinking, is_small):
     text = (SMALL if is_small else LARGE).render(messages, thinking=thinking)
     marks = re.findall(r"<\|turn>|<turn\|>", text)
-    assert marks == ["<|turn>", "<turn|>"] * (len(marks) // 2) + [
-        "<|turn>"
-    ]  # the last one is the model's, and open
+    opened = marks.pop()  # the model's turn, and open
+    assert (opened, marks) == ("<|turn>", ["<|turn>", "<turn|>"] * (len(marks) // 2))
     assert re.search(r"<\|turn>model\n(?!.*<\|turn>)", text, re.S)
     assert all(text[: m.start()].endswith(("<bos>", "<turn|>\n")) for m in re.finditer(r"<\|turn>", text))
     assert text.count("<|tool_call>") == text.count("<tool_call|>") == text.count("<tool_response|>")

@@ -104,9 +104,8 @@ def test_what_is_no_call_comes_as_text(text):
 def test_a_call_that_the_budget_cut_is_no_call():
     assert read("<|tool_call>call:f{a:1}") == [("f", {"a": 1})]
     assert read("<|tool_call>call:f{a:1") == [("content", "call:f{a:1")]
-    assert read("<|tool_call>call:f{a:1<turn|>") == [
-        ("f", {"a": 1})
-    ]  # here the model itself said that it was over
+    # here the model itself said that it was over
+    assert read("<|tool_call>call:f{a:1<turn|>") == [("f", {"a": 1})]
 
 
 def test_declared_strings_take_bare_values_as_written():
