@@ -352,10 +352,9 @@ def test_arrival_does_not_matter(pieces, data):
     streamed += [e for i in ids[cut:] for e in parser.push(i)] + parser.finish()
     assert joined(streamed) == whole
     assert parser.finish() == []
-    shown = "".join(e.text for e in whole if e.kind != "tool_call")
-    assert not any(
-        marker in shown for marker in ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|turn>")
-    )
+    if "<|tool_call>" not in pieces:  # what cannot be read of a call is shown as it came
+        shown = "".join(e.text for e in whole if e.kind != "tool_call")
+        assert not any(marker in shown for marker in small().markers)
 
 
 @given(st.lists(st.sampled_from(["the ", "hello", "\n", " ", "é"]), max_size=8).map("".join))
