@@ -47,7 +47,7 @@ from fastpath.cpu.simd import (
 )
 from fastpath.cpu.unpack import MINIMA
 
-F32 = numba.float32
+F32, I64 = numba.float32, numba.int64
 
 # layout of a thread's scratch, in bytes
 PANEL = 0  # u8[64][16][4] of a chunk, then room for transposed raw bytes
@@ -166,7 +166,10 @@ def _all_rows_32(work, q, scale, sums, n_cols, x_rows, n_entries, n_blocks, offs
 
 @inlined
 def blocks_of_32(args, lo, hi, thread, unpack, block_bytes, offset, has_min):
-    """The items lo .. hi-1 for a 32-value format."""
+    """The items lo .. hi-1 for a 32-value format.
+
+    I64() makes numbers of constants: the dot products are compiled once and not for each pair of constants.
+    """
     weights, matrix_bytes, row_bytes = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
     n_rows, n_cols = ld_i64(args + 24), ld_i64(args + 32)
     q, scale, sums = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
@@ -192,7 +195,16 @@ def blocks_of_32(args, lo, hi, thread, unpack, block_bytes, offset, has_min):
             at = 4 * b0
             rows = x_rows + 8 * entry
             _all_rows_32(
-                work, q + 8 * at, scale + at, sums + at, n_cols, rows, n_entries, nb, offset, has_min
+                work,
+                q + 8 * at,
+                scale + at,
+                sums + at,
+                n_cols,
+                rows,
+                n_entries,
+                nb,
+                I64(offset),
+                I64(has_min),
             )
         _put(work + ACC, n_entries, out_rows + 8 * entry, y, y_stride, first, n)
 
@@ -316,6 +328,6 @@ def blocks_of_256(args, lo, hi, thread, unpack, block_bytes, offset, n_sub, has_
             rows = x_rows + 8 * entry
             _all_rows_256(
                 work, q + 256 * b, scale + 4 * b, sums + 64 * b,
-                n_cols, rows, n_entries, n_sub, offset, has_min,
+                n_cols, rows, n_entries, n_sub, I64(offset), I64(has_min),
             )  # fmt: skip
         _put(work + ACC, n_entries, out_rows + 8 * entry, y, y_stride, first, n)
