@@ -1,44 +1,47 @@
 """How far two traces of one model may lie apart, name by name: the one table behind `twinpath diff`.
 
-The figure is the normalised error, RMS(a - b) / RMS(a), over all rows of a name. Three columns:
+The figure is the normalised error, RMS(a - b) / RMS(a), over all rows of a name. Four columns:
 
 float      both sides take activations as float32: they differ in the order of sums and in the last bits of
            exp and tanh
+half       the same, but one side computes something in 16 bits: llama.cpp on float weights reads GELU from a
+           table in float16, and rounds what it multiplies by BF16 weights to BF16
 int8       both sides follow the integer contract
-different  one side rounds activations to int8 and the other does not, or rounds them in another way, or keeps
-           a table in float16 as llama.cpp does for GELU
+different  one side rounds activations to int8 and the other does not, or rounds them in another way
 
 A limit holds at layer 0. Later layers inherit what came before, so it grows by sqrt(1 + layer).
 
 Rounding makes small differences large. Two rows that differ by d, rounded in steps of s, agree but for a
 share d/s of their values, and those differ by a whole s: the distance becomes sqrt(s d). With s = 1e-2 the
 1e-7 of another order of sums turns into 3e-5, then 5e-4, then 2e-3: after a few layers it is the rounding
-noise itself. That is why the int8 column is half as wide as the third and not thousands of times narrower,
+noise itself. That is why the int8 column is half as wide as the last and not thousands of times narrower,
 and why a wrong op is best looked for with --activations float.
 """
 
 import math
 from dataclasses import dataclass
 
-COLUMNS = ("float", "int8", "different")
+COLUMNS = ("float", "half", "int8", "different")
 
 
 @dataclass(frozen=True)
 class Budget:
-    limits: tuple[float, float, float]  # of the three columns; inf: not judged
+    limits: tuple[float, float, float, float]  # of the four columns; inf: not judged
     reason: str
 
 
-_COPY = Budget((1e-6, 1e-6, 1e-6), "rows of a table times one factor: no sum, no rounding")
-_INPUT = Budget((1e-5, 1e-2, 2e-2), "one projection of the scaled embedding, normed")
-_STREAM = Budget((1e-5, 5e-2, 1e-1), "the residual stream: errors of all branches, partly cancelling")
-_NORMED = Budget((1e-5, 5e-2, 1e-1), "the residual stream, rescaled")
-_BRANCH = Budget((1e-5, 5e-2, 1e-1), "one projection: its own rounding on top of the stream's")
-_DEEP = Budget((2e-5, 8e-2, 1.5e-1), "two projections, a softmax or a product deep into a branch")
-_CHOICE = Budget((0.0, math.inf, math.inf), "numbers of experts: near a tie rounding picks another one")
-_ROUTED = Budget((2e-5, 2e-1, 5e-1), "one entry per chosen expert: another choice replaces a whole row")
-_EXPERTS = Budget((2e-5, 1e-1, 2e-1), "the sum of the experts: a tie exchanges two of similar weight")
-_HEAD = Budget((2e-5, 5e-2, 1e-1), "norm and projection of the last layer's output, at its depth")
+_COPY = Budget((1e-6, 1e-6, 1e-6, 1e-6), "rows of a table times one factor: no sum, no rounding")
+_INPUT = Budget((1e-5, 5e-3, 1e-2, 2e-2), "one projection of the scaled embedding, normed")
+_STREAM = Budget((1e-5, 2e-3, 5e-2, 1e-1), "the residual stream: errors of all branches, partly cancelling")
+_NORMED = Budget((1e-5, 2e-3, 5e-2, 1e-1), "the residual stream, rescaled")
+_BRANCH = Budget((1e-5, 2e-3, 5e-2, 1e-1), "one projection: its own rounding on top of the stream's")
+_DEEP = Budget((2e-5, 3e-3, 8e-2, 1.5e-1), "two projections, a softmax or a product deep into a branch")
+_CHOICE = Budget(
+    (0.0, math.inf, math.inf, math.inf), "numbers of experts: near a tie rounding picks another one"
+)
+_ROUTED = Budget((2e-5, 5e-2, 2e-1, 5e-1), "one entry per chosen expert: another choice replaces a whole row")
+_EXPERTS = Budget((2e-5, 1e-2, 1e-1, 2e-1), "the sum of the experts: a tie exchanges two of similar weight")
+_HEAD = Budget((2e-5, 2e-3, 5e-2, 1e-1), "norm and projection of the last layer's output, at its depth")
 
 # In the order of computation, which is also the order of the report.
 TABLE: dict[str, Budget] = {
@@ -118,7 +121,7 @@ def order_of(name: str) -> tuple[int, int, int, str]:
 
 def markdown() -> str:
     """The table as it stands in docs/numerics.md; `twinpath diff --budget` prints it."""
-    lines = [f"| name | {' | '.join(COLUMNS)} | reason |", "|---|---|---|---|---|"]
+    lines = [f"| name | {' | '.join(COLUMNS)} | reason |", "|---|---|---|---|---|---|"]
     for name, budget in TABLE.items():
         limits = ("not judged" if math.isinf(limit) else f"{limit:g}" for limit in budget.limits)
         lines.append(f"| `{name}` | {' | '.join(limits)} | {budget.reason} |")

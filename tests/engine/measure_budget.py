@@ -56,11 +56,12 @@ def main() -> None:
         demo = load_model(DEMO)
         messages = [{"role": "user", "content": TALK}]
         measure(demo, demo.template.render_ids(demo.tokenizer, messages, thinking=True), worst_demo)
-    print("| name | " + " | ".join(f"{column}: tiny, demo" for column in COLUMNS) + " |")
+    columns = [column for column in COLUMNS if column != "half"]  # needs another engine
+    print("| name | " + " | ".join(f"{column}: tiny, demo" for column in columns) + " |")
     print("|---|---|---|---|")
     for base in TABLE:
         if base in worst_tiny:
-            cells = (f"{worst_tiny[base][c]:.1e}, {_cell(worst_demo, base, c)}" for c in COLUMNS)
+            cells = (f"{worst_tiny[base][c]:.1e}, {_cell(worst_demo, base, c)}" for c in columns)
             print(f"| `{base}` | {' | '.join(cells)} |")
 
 
