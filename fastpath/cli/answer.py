@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from typing import Protocol
 
 from fastpath.cli.setup import open_engine, open_model, prompt_ids, say
@@ -17,8 +18,10 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 def answer(args: argparse.Namespace, text: str) -> int:
     """Prints the answer. Ctrl+C ends it with what was said so far, and status 130."""
-    model, load_s = open_model(args)
+    begin = time.perf_counter()
+    model = open_model(args)
     ids = prompt_ids(model, text, raw=args.raw, system=args.system, thinking=args.think)
+    load_s = time.perf_counter() - begin  # file, tokenizer, template; kernels report their own compilation
     engine = open_engine(args, model)
     generation = generate(
         engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)

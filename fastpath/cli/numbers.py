@@ -62,7 +62,7 @@ def run_trace(args: argparse.Namespace) -> int:
 def _engine_and_ids(args: argparse.Namespace):
     from fastpath.cli.setup import open_engine, open_model, prompt_ids
 
-    model, _ = open_model(args)
+    model = open_model(args)
     ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, raw=args.raw)
     model.check_ids(ids)
     engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))

@@ -1,7 +1,6 @@
 """From parsed arguments to a model and an engine, with first-run progress."""
 
 import sys
-import time
 
 from fastpath.backend import ops_for
 from fastpath.cli.arguments import model_path
@@ -9,11 +8,9 @@ from fastpath.engine import Engine
 from fastpath.load import Model, load_model
 
 
-def open_model(args) -> tuple[Model, float]:
-    """The model and the seconds it took to open."""
-    begin = time.perf_counter()
-    model = load_model(model_path(args.model))
-    return model, time.perf_counter() - begin
+def open_model(args) -> Model:
+    """The model of --model, or the demo."""
+    return load_model(model_path(args.model))
 
 
 def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:

@@ -25,7 +25,7 @@ def run_tokenize(args: argparse.Namespace) -> int:
     """First line: ids. Then one line per token: its id and its spelling. With --ids: the text."""
     from fastpath.cli.setup import open_model
 
-    model, _ = open_model(args)
+    model = open_model(args)
     tokenizer = model.tokenizer
     if args.ids is not None:
         model.check_ids(args.ids)
@@ -57,7 +57,7 @@ def run_render(args: argparse.Namespace) -> int:
 
     messages = _list_of_objects(args.messages, "messages")
     tools = _list_of_objects(args.tools, "tools") if args.tools else None
-    model, _ = open_model(args)
+    model = open_model(args)
     options = {"tools": tools, "thinking": args.think, "add_generation_prompt": not args.no_generation_prompt}
     sys.stdout.write(model.template.render(messages, **options))
     print("\n")
