@@ -116,10 +116,10 @@ def kernels_for(format_name, activations):
 
 
 def linear(x, weight, activations, *, out=None):
-    where = f"linear({weight.name or weight.format.name})"
-    if weight.ndim != 2 or x.ndim != 2 or x.shape[1] != weight.row_len:
+    where = weight.name or weight.format.name
+    if len(weight.shape) != 2 or x.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(
-            f"{where}: x {x.shape} and weight {weight.shape}, expected x [T, C] and weight [M, C]"
+            f"linear: {where}: x {x.shape} and weight {weight.shape}, expected x [T, C] and weight [M, C]"
         )
     x, T = floats(x, where), x.shape[0]
     out = output(out, (T, weight.shape[0]), where)

@@ -102,18 +102,21 @@ def _nopython(signature):
     return lambda function: _Lazy(signature, function)
 
 
+_lock = threading.Lock()
+
+
 class _Lazy:
     def __init__(self, signature, function):
         self.signature, self.function, self.compiled = signature, function, None
 
     def __call__(self, *args):
-        if self.compiled is None:
-            self.load()
-        return self.compiled(*args)
+        return (self.compiled or self.load())(*args)
 
     def load(self):
-        if self.compiled is None:
-            self.compiled = self._compile()
+        with _lock:
+            if self.compiled is None:
+                self.compiled = self._compile()
+        return self.compiled
 
     def _compile(self):
         options = {"nogil": True, "error_model": "numpy"}
@@ -136,9 +139,6 @@ def _take_items(control, thread):
 @_nopython("intp(intp, intp, intp, intp, intp, intp)")
 def _run(control, workers, function, args, n, grain):
     """Returns 0, or 1 without having done anything: there are parked workers to wake first."""
-    if workers == 0 or n <= grain:
-        call(function, args, 0, n, 0)
-        return 0
     workers = min(workers, (n - 1) // grain)
     for i in range(workers):
         if atomic_load(control + STATES + LINE * i) == PARKED:
@@ -157,6 +157,11 @@ def _run(control, workers, function, args, n, grain):
                 if spins > SPINS:
                     give_way()
     return 0
+
+
+@_nopython("void(intp, intp, intp)")
+def _alone(function, args, n):
+    call(function, args, 0, n, 0)
 
 
 @numba.njit(nogil=True)
@@ -199,17 +204,15 @@ class Pool:
         self.busy = threading.Lock()
         self.wakers = []
 
-    def run(self, kernel, args, n, grain):
-        # a second caller at the same time computes alone: same bytes, no waiting
-        workers = self.n_workers if n > grain and self.busy.acquire(blocking=False) else 0
+    def run(self, function, args, n, grain):
+        if not self.busy.acquire(blocking=False):
+            _alone(function, args, n)  # somebody else has the workers: same bytes, no waiting
+            return
         try:
-            if _run(self.control, workers, kernel.address, args, n, grain):
+            while _run(self.control, self.n_workers, function, args, n, grain):
                 self._wake()
-                while _run(self.control, workers, kernel.address, args, n, grain):
-                    self._wake()
         finally:
-            if workers:
-                self.busy.release()
+            self.busy.release()
 
     def _wake(self):
         if not self.wakers:
@@ -248,6 +251,7 @@ def available():
     return min(os.cpu_count() or 1, MAX_THREADS)
 
 
+_PACK = [struct.Struct(f"{n}q").pack_into for n in range(MAX_ARGS + 1)]
 _pool = None
 _local = threading.local()
 
@@ -278,10 +282,18 @@ def run(kernel, args, n, grain=1):
 
     args: the kernel's words.  The caller keeps the arrays behind addresses alive.
     """
-    if n > 0:
-        block = getattr(_local, "block", None) or _new_block()
-        struct.pack_into(f"{len(args)}q", block, 0, *args)
-        _current().run(kernel, _local.address, n, max(1, grain))
+    if n <= 0:
+        return
+    try:
+        block = _local.block
+    except AttributeError:
+        block = _new_block()
+    _PACK[len(args)](block, 0, *args)
+    pool = _pool or _current()
+    if n <= grain or not pool.n_workers:
+        _alone(kernel.address, _local.address, n)
+    else:
+        pool.run(kernel.address, _local.address, n, max(1, grain))
 
 
 def _new_block():
@@ -292,9 +304,9 @@ def _new_block():
 
 
 def load():
-    """Compile or load the two functions of this file (part of warming up)."""
-    _run.load()
-    _serve.load()
+    """Compile or load the functions of this file (part of warming up)."""
+    for function in (_run, _alone, _serve):
+        function.load()
 
 
 def _forget():

@@ -1,4 +1,4 @@
-"""The same bytes from every instruction set: kernels compiled for older CPUs than this one, in a process each."""
+"""The same bytes from every instruction set: kernels compiled for older CPUs, each in its own process."""
 
 import hashlib
 import os
@@ -44,10 +44,16 @@ def results():
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 targets")
 @pytest.mark.parametrize("target", TARGETS)
 def test_older_cpus_give_the_same_bytes(target, tmp_path):
-    environment = {**os.environ, "NUMBA_CPU_NAME": target, "NUMBA_CPU_FEATURES": TARGETS[target]}
-    code = "from tests.parity.test_instruction_sets import results; print(results())"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT, env={**environment, "NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    environment = {
+        **os.environ,
+        "NUMBA_CPU_NAME": target,
+        "NUMBA_CPU_FEATURES": TARGETS[target],
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.parity.test_instruction_sets import results; print(results())",
+    ]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == results()
