@@ -80,7 +80,7 @@ class Engine:
             f32[M, V] in the order of the pieces
         """
         for lane, ids in pieces:
-            self._check_room(lane, len(ids))
+            self.check_room(len(ids), lane)
             self.model.check_ids(ids)
             assert 0 < len(ids) <= self.chunk, f"{len(ids)} ids in a call, chunk is {self.chunk}"
         batch = make_batch([(lane, len(self.tokens[lane]), list(ids), rows) for lane, ids in pieces])
@@ -97,7 +97,7 @@ class Engine:
         """
         if len(ids) == 0:
             raise ValueError("the prompt has no tokens. Give at least one.")
-        self._check_room(lane, len(ids))
+        self.check_room(len(ids), lane)
         self.cache.reserve(len(self.tokens[lane]) + len(ids))
         starts = range(0, len(ids), self.chunk)
         for start in starts:
@@ -131,7 +131,8 @@ class Engine:
         """What the cache will hold when a sequence fills the context."""
         return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk)
 
-    def _check_room(self, lane: int, n: int) -> None:
+    def check_room(self, n: int, lane: int = 0) -> None:
+        """n more tokens fit, or ValueError."""
         if n > self.room(lane):
             held = f", of which {self.length(lane)} are taken" if self.tokens[lane] else ""
             raise ValueError(

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Protocol
 
-from fastpath.cli.setup import open_engine, open_model, prompt_ids, say
+from fastpath.cli.setup import open_engine, open_model, prompt_ids, say, warm_up
 from fastpath.generate import generate
 from refimpl.frontend.output_parser import OutputParser
 from refimpl.frontend.sampling import SamplingParams
@@ -23,10 +23,12 @@ def answer(args: argparse.Namespace, text: str) -> int:
     ids = prompt_ids(model, text, raw=args.raw, system=args.system, thinking=args.think)
     load_s = time.perf_counter() - begin  # file, tokenizer, template; kernels report their own compilation
     engine = open_engine(args, model)
+    engine.check_room(len(ids))
+    printer = _printer(args, model.tokenizer, ids)
+    warm_up(args, engine)
     generation = generate(
         engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)
     )
-    printer = _printer(args, model.tokenizer, ids)
     status = 0
     try:
         for token_id in generation:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from fastpath.error_budget import COLUMNS, markdown
+from fastpath.error_budget import COLUMNS, markdown, order_of, split_name
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -67,15 +67,23 @@ def _print_table(differences) -> None:
 
 
 def _print_missing(a, b) -> None:
+    """One line for each side, names of several layers together."""
     for label, names in (("A", a.arrays.keys() - b.arrays.keys()), ("B", b.arrays.keys() - a.arrays.keys())):
-        if names:
-            shown = sorted(names)
-            more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
-            print(f"only in {label}: {', '.join(shown[:12])}{more}")
+        layers: dict[str, list[int | None]] = {}
+        for base, layer in map(split_name, sorted(names, key=order_of)):
+            layers.setdefault(base, []).append(layer)
+        if layers:
+            print(f"only in {label}: {', '.join(_spelled(*item) for item in layers.items())}")
+
+
+def _spelled(base: str, layers: list[int | None]) -> str:
+    if layers == [None]:
+        return base
+    return f"{base}-{layers[0]}" if len(layers) == 1 else f"{base} in {len(layers)} layers"
 
 
 def _warn_if_unlike(a, b) -> None:
-    for key in ("tokens", "model_sha256_first_mb", "model_bytes"):
+    for key in ("tokens", "sha256", "model_bytes"):
         if key in a.meta and key in b.meta and a.meta[key] != b.meta[key]:
             print(f"note: the traces are of different {'prompts' if key == 'tokens' else 'model files'}")
             return

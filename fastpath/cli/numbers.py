@@ -1,11 +1,13 @@
 """`logits` and `trace`: the model's numbers in files, for comparing engines."""
 
 import argparse
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from fastpath.cli import arguments
 
+HASHED_BYTES = 1 << 27  # larger models are told apart by their size
 LOGITS_BYTES = 1 << 28  # most bytes of logits at a time: with 262,144 tokens, 256 rows
 
 
@@ -52,7 +54,6 @@ def run_trace(args: argparse.Namespace) -> int:
     from fastpath.trace import TraceFile, record, save_trace
 
     engine, ids = _engine_and_ids(args)
-    Path(args.out).open("ab").close()  # before the work, not after it: can this be written?
     arrays = record(engine, ids)
     save_trace(args.out, TraceFile(arrays, _meta(args, engine, ids)))
     print(f"{args.out}: {len(arrays)} arrays of {len(ids)} tokens")
@@ -60,36 +61,31 @@ def run_trace(args: argparse.Namespace) -> int:
 
 
 def _engine_and_ids(args: argparse.Namespace):
-    from fastpath.cli.setup import open_engine, open_model, prompt_ids
+    from fastpath.cli.setup import open_engine, open_model, prompt_ids, warm_up
 
     model = open_model(args)
     ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, raw=args.raw)
     model.check_ids(ids)
     engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
-    if len(ids) > engine.context_len:
-        raise ValueError(f"{len(ids)} tokens, but the context holds {engine.context_len}. Give fewer tokens.")
+    engine.check_room(len(ids))
+    Path(args.out).open("ab").close()  # before the work, not after it: can this be written?
+    warm_up(args, engine)
     return engine, ids
 
 
 def _meta(args: argparse.Namespace, engine, ids: list[int]) -> dict[str, Any]:
     file = engine.model.file
-    return {
+    meta = {
         "engine": "twinpath",
         "backend": args.backend,
         "activations": args.activations,
         "dtype": str(engine.cache.dtype),
         "model": engine.model.path.name,
         "model_bytes": file.nbytes,
-        "model_sha256_first_mb": _head_digest(engine.model.path),
         "architecture": engine.model.config.architecture,
         "chunk": engine.chunk,
         "tokens": list(ids),
     }
-
-
-def _head_digest(path: Path) -> str:
-    """Of the first megabyte: enough to tell two models apart, without reading 16 GB."""
-    import hashlib
-
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read(1 << 20)).hexdigest()
+    if file.nbytes <= HASHED_BYTES:
+        meta["sha256"] = hashlib.sha256(engine.model.path.read_bytes()).hexdigest()
+    return meta

@@ -15,21 +15,24 @@ def open_model(args) -> Model:
 
 def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
     """An engine as the engine options say. max_chunk bounds a chunk that the user left open."""
-    ops = ops_for(args.backend)
-    if args.backend == "cpu":
-        _prepare_kernels(args, model)
     chunk = args.chunk or max_chunk
-    return Engine(model, ops, context_len=args.context, chunk=chunk, activations=args.activations)
+    options = {"context_len": args.context, "chunk": chunk, "activations": args.activations}
+    return Engine(model, ops_for(args.backend), **options)
 
 
-def _prepare_kernels(args, model: Model) -> None:
-    """Threads, and the kernels this model needs: compiled with progress at the first run, loaded later."""
+def warm_up(args, engine: Engine) -> None:
+    """Threads, and the kernels this model needs: compiled with progress at the first run, loaded later.
+
+    Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
+    """
+    if args.backend != "cpu":
+        return
     from fastpath.cpu import threads
     from fastpath.cpu.warm import compile_plan, warm
 
     if args.threads is not None:
         threads.set_num_threads(args.threads)
-    warm(compile_plan(model.weights, args.activations), report=_report_kernel)
+    warm(compile_plan(engine.model.weights, engine.activations), report=_report_kernel)
 
 
 def _report_kernel(i: int, n: int, name: str) -> None:

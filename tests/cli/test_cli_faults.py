@@ -145,7 +145,7 @@ class TestNumbers:
     @pytest.mark.parametrize("command", ["logits", "trace"])
     def test_more_tokens_than_the_context(self, command, tmp_path):
         line = self.fault(command, "--context", 4, "--tokens", "2,3,4,5,6", "--out", tmp_path / "x")
-        assert "5 tokens, but the context holds 4" in line
+        assert "5 tokens, the context holds 4" in line
 
     @pytest.mark.parametrize("command", ["logits", "trace"])
     def test_output_that_cannot_be_written(self, command, tmp_path):
