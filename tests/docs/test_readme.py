@@ -1,0 +1,71 @@
+"""The README's commands and its Python, run as they stand; MODEL.gguf is the demo checkpoint."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastpath.cli.__main__ import main
+from fastpath.load import DEMO
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+LINES = [
+    line.split(" #")[0].strip()
+    for kind, block in BLOCKS
+    if not kind
+    for line in block.splitlines()
+    if line.strip()
+]
+COMMANDS = [part.strip() for line in LINES for part in line.split(" ; ")]
+MAKE = [command.split()[1] for command in COMMANDS if command.startswith("make ")]
+TWINPATH = [
+    re.sub(r"^(\.venv/bin/python|python) -m fastpath.cli", "twinpath", command)
+    for command in COMMANDS
+    if command.startswith("twinpath") or "fastpath.cli" in command
+]
+
+
+def test_the_first_screen_has_both_commands():
+    first_screen = README.splitlines()[:30]
+    assert {"demo", "test"} <= set(MAKE)
+    assert any("make demo" in line for line in first_screen) and any(
+        "make test" in line for line in first_screen
+    )
+
+
+@pytest.mark.parametrize("target", MAKE)
+def test_make_targets_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+def test_twinpath_commands_run(tmp_path, monkeypatch, capsys):
+    """In their order: later ones read what earlier ones wrote."""
+    monkeypatch.chdir(tmp_path)
+    Path("question.txt").write_text("What is 21+14?")
+    Path("chat.json").write_text(json.dumps([{"role": "user", "content": "Hi"}]))
+    assert len(TWINPATH) >= 8
+    for command in TWINPATH:
+        words = [str(DEMO) if word.endswith(".gguf") else word for word in shlex.split(command)[1:]]
+        status = main(words)
+        said = capsys.readouterr()
+        assert status == 0, f"{command}: exit status {status}: {said.err}"
+        assert said.out.strip(), f"{command}: said nothing"
+
+
+def test_the_python_runs(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["readme"])
+    (code,) = (block for kind, block in BLOCKS if kind == "python")
+    exec(compile(code.replace("MODEL.gguf", str(DEMO)), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+def test_oracle_programs_exist():
+    programs = re.findall(r"python -m (oracles\.\w+)", README)
+    assert programs
+    for program in programs:
+        assert (ROOT / (program.replace(".", "/") + ".py")).exists()
