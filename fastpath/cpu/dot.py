@@ -6,7 +6,8 @@
                           4 KiB stay in the first-level cache
                   dot     per activation row, 4 columns by 16 weight rows in one instruction
                   chain   one rounding sequence per output, carried from chunk to chunk in `acc`
-    traffic     weights are read and unpacked once, however many rows of activations there are
+    traffic     weights are read and unpacked once, however many rows of activations there are; the load of
+                some bytes prefetches those of the next 16 rows
 
 Each output is one chain over its own weight row and its own activations, so its bits do not depend on other
 rows, on the number of threads or on the cut into items.  Four activation rows share each weight vector while
@@ -38,7 +39,6 @@ from fastpath.cpu.simd import (
     load_i32,
     mul_f32,
     mul_i32,
-    prefetch,
     splat_f32,
     splat_i32,
     spread_f32,
@@ -59,14 +59,6 @@ ACC = 11264  # f32[T][16]
 
 def scratch_bytes(n_entries):
     return ACC + 64 * max(1, n_entries)
-
-
-@helper
-def _prefetch_part(start, n_bytes, part, n_parts):
-    """Fetch one part of the next item's weights: without it unpacking waits for memory."""
-    lo, hi = n_bytes * part // n_parts // 64, n_bytes * (part + 1) // n_parts // 64
-    for line in range(lo, hi):
-        prefetch(start + 64 * line)
 
 
 @helper
@@ -184,11 +176,9 @@ def blocks_of_32(args, lo, hi, thread, unpack, block_bytes, offset, has_min):
         n_entries = ld_i64(starts + 8 * used + 8) - entry
         n = min(16, n_rows - first)
         base = weights + ld_i64(matrices + 8 * used) * matrix_bytes + first * row_bytes
-        ahead = min(16, n_rows - first - n) * row_bytes
         _clear(work + ACC, n_entries)
         for b0 in range(0, n_blocks, 8):
             nb = min(8, n_blocks - b0)
-            _prefetch_part(base + 16 * row_bytes, ahead, b0, n_blocks)
             for b in range(nb):
                 source = base + (b0 + b) * block_bytes
                 unpack(source, row_bytes, n - 1, work + PANEL + 512 * b, work + SCALES + 64 * b)
@@ -316,10 +306,8 @@ def blocks_of_256(args, lo, hi, thread, unpack, block_bytes, offset, n_sub, has_
         n_entries = ld_i64(starts + 8 * used + 8) - entry
         n = min(16, n_rows - first)
         base = weights + ld_i64(matrices + 8 * used) * matrix_bytes + first * row_bytes
-        ahead = min(16, n_rows - first - n) * row_bytes
         _clear(work + ACC, n_entries)
         for b in range(n_blocks):
-            _prefetch_part(base + 16 * row_bytes, ahead, b, n_blocks)
             source = base + b * block_bytes
             unpack(
                 source, row_bytes, n - 1,

@@ -204,26 +204,23 @@ def _stores_scalar(scalar, kind):
     return define(types.void(types.intp, scalar), build)
 
 
-ld_u8, ld_i8 = _loads_scalar(types.int64, I8, "zext"), _loads_scalar(types.int64, I8, "sext")
+ld_u8 = _loads_scalar(types.int64, I8, "zext")
 ld_u16, ld_i32 = _loads_scalar(types.int64, I16, "zext"), _loads_scalar(types.int64, I32, "sext")
-ld_u32, ld_i64 = _loads_scalar(types.int64, I32, "zext"), _loads_scalar(types.int64, I64)
+ld_i64 = _loads_scalar(types.int64, I64)
 ld_f32 = _loads_scalar(types.float32, F32)
 st_u8, st_u16 = _stores_scalar(types.int64, I8), _stores_scalar(types.int64, I16)
 st_i32, st_f32 = _stores_scalar(types.int64, I32), _stores_scalar(types.float32, F32)
 
 
 def _prefetch(b, address):
-    # read, into the second-level cache (locality 2): nearer costs more than it gains, see docs/log.md
+    # read, into the second-level cache (locality 2): the first one holds the panel
     _call(b, "llvm.prefetch.p0", ir.VoidType(), [_pointer(b, address), I32(0), I32(2), I32(1)])
 
-
-prefetch = define(types.void(types.intp), _prefetch)
 
 # -- arithmetic; every float operation is one IEEE rounding
 
 splat_i32 = define(i32x16(types.int64), lambda b, x: _splat(b, b.trunc(x, I32), 16))
 splat_f32 = define(f32x16(types.float32), lambda b, x: _splat(b, x, 16))
-spread_i32 = define(i32x16(types.intp), lambda b, p: _splat(b, b.load(_pointer(b, p), typ=I32, align=1), 16))
 spread_f32 = define(f32x16(types.intp), lambda b, p: _splat(b, b.load(_pointer(b, p), typ=F32, align=1), 16))
 
 add_i32, sub_i32, mul_i32 = _binary(i32x16, "add"), _binary(i32x16, "sub"), _binary(i32x16, "mul")
@@ -257,10 +254,6 @@ keep_f32 = define(  # lanes lo .. hi-1 of v, the others of w
 less_f32 = define(  # x < y ? a : b, lane by lane
     f32x16(f32x16, f32x16, f32x16, f32x16),
     lambda b, x, y, yes, no: b.select(b.fcmp_ordered("<", x, y), yes, no),
-)
-fma1_f32 = define(
-    types.float32(types.float32, types.float32, types.float32),
-    lambda b, x, y, z: _call(b, "llvm.fma.f32", F32, [x, y, z]),
 )
 
 i32_to_f32 = _converts(i32x16, f32x16, "sitofp")
@@ -304,7 +297,7 @@ low_e8m0 = define(f32x16(i32x16), _low_e8m0)
 # -- bytes and bits; `n` and `mask` are constants of the code
 
 or_i8, or_i32 = _binary(i8x64, "or_"), _binary(i32x16, "or_")
-as_i32, as_i8 = _converts(i8x64, i32x16, "bitcast"), _converts(i32x16, i8x64, "bitcast")
+as_i8 = _converts(i32x16, i8x64, "bitcast")
 
 
 def shr_i8(n):
@@ -321,10 +314,6 @@ def and_i8(mask):
 
 def xor_i8(mask):
     return _by_constant(i8x64, "xor", mask)
-
-
-def shr_i32(n):
-    return _by_constant(i32x16, "lshr", n)
 
 
 def and_i32(mask):
@@ -435,7 +424,6 @@ def _dot_spread(b, acc, u, address):
     return _dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
 
 
-dot_u8s8 = define(i32x16(i32x16, i8x64, i8x64), _dot_u8s8)
 dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
 
 
@@ -453,8 +441,14 @@ def _tile(b, source, stride, last, target):
 
     Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords
     inside the quarters, which every SIMD instruction set can do, gives the right order.
+
+    The same place of the next 16 rows is prefetched: 4 rows per call, in turn, as four calls use up a cache
+    line.  Behind the last row this asks for memory that may not exist, which is harmless.
     """
     quarter = ir.VectorType(I32, 4)
+    turn = b.and_(b.lshr(source, I64(2)), I64(12))
+    for r in range(16, 20):
+        _prefetch(b, b.add(source, b.mul(stride, b.add(turn, I64(r)))))
     rows = [b.load(_row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
     spread = []
     for g in range(4):

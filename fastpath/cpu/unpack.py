@@ -49,8 +49,8 @@ iq4_level, fp4_level = (lookup_i8([level + 128 for level in levels]) for levels 
 
 flip = xor_i8(-128)
 low2, low4 = and_i8(0x03), and_i8(0x0F)
-only_04, only_10, only_30 = and_i8(0x04), and_i8(0x10), and_i8(0x30)
-shl1, shl2, shl3, shl4 = (shl_i8(n) for n in (1, 2, 3, 4))
+only_04, only_30 = and_i8(0x04), and_i8(0x30)
+shl1, shl2, shl4 = (shl_i8(n) for n in (1, 2, 4))
 shr1, shr2, shr3, shr4, shr5, shr6 = (shr_i8(n) for n in (1, 2, 3, 4, 5, 6))
 word2, word4, word6, word_30 = (and_i32(mask) for mask in (0x03, 0x0F, 0x3F, 0x30))
 word_01, word_10 = and_i32(0x01010101), and_i32(0x10101010)
