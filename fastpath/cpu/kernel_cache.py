@@ -51,20 +51,24 @@ def _user_cache():
 
 
 def _candidates():
+    """(folder, whether the user named it)."""
     if config.CACHE_DIR:
-        yield Path(config.CACHE_DIR)
+        yield Path(config.CACHE_DIR), True
     if base := _user_cache():
-        yield Path(base) / "twinpath"
+        yield Path(base) / "twinpath", False
     user = os.getuid() if hasattr(os, "getuid") else "user"
     with contextlib.suppress(OSError):  # no usable temporary folder at all
-        yield Path(tempfile.gettempdir()) / f"twinpath-{user}"
+        yield Path(tempfile.gettempdir()) / f"twinpath-{user}", False
 
 
-def _usable(folder):
-    """Make the folder; True if we can write to it and nobody else can (a cache holds code that we run)."""
+def _usable(folder, is_named):
+    """Make the folder; True if we can write to it and, unless the user named it, nobody else can.
+
+    A cache holds code that we run.  In a shared temporary folder somebody may have made ours before us.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid"):
+        if hasattr(os, "getuid") and not is_named:
             status = folder.stat()
             if status.st_uid != os.getuid() or status.st_mode & 0o002:
                 return False
@@ -85,10 +89,10 @@ def _remove_old(parent, current):
 def find():
     """The folder for this process's kernels, or None when there is no place to keep them."""
     name = f"kernels-{source_hash()}"
-    for parent in _candidates():
+    for parent, is_named in _candidates():
         folder = parent / name
         known = folder.exists()
-        if _usable(parent) and _usable(folder):
+        if _usable(parent, is_named) and _usable(folder, is_named):
             if not known:
                 _remove_old(parent, folder)
             with contextlib.suppress(OSError):

@@ -13,10 +13,12 @@ that are being computed, never for a thread that the system has not scheduled.  
 pieces of `grain`; no item's result depends on who computes it.
 """
 
+import atexit
 import ctypes
 import os
 import struct
 import threading
+import time
 import weakref
 
 import numba
@@ -307,6 +309,17 @@ def load():
     """Compile or load the functions of this file (part of warming up)."""
     for function in (_run, _alone, _serve):
         function.load()
+
+
+def _settle():
+    """At exit: let the workers park, so that none is in compiled code when that is taken away."""
+    for _ in range(100):
+        if _pool is None or not _pool.wakers or np.all(_pool.states == PARKED):
+            return
+        time.sleep(0.001)
+
+
+atexit.register(_settle)
 
 
 def _forget():
