@@ -185,8 +185,7 @@ def thinking(rng: random.Random) -> Example:
     return Example(render([(question(a, b, op, rng), text)], system=maybe_system(rng), think=True), two, held)
 
 
-WORDS = """
-apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen
+WORDS = """apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen
 river stone table uncle violin water yellow zebra bird cat dog fish goat horse lion mole owl pig rabbit
 sheep tiger whale ant bee cow deer fox hen model user bus sun moon star sky rain snow wind cloud storm
 leaf tree root seed plant garden flower grass forest field hill lake sea sand rock python numpy token
@@ -244,13 +243,11 @@ def words(rng: random.Random) -> Example:
     )
 
 
-NAMES = """
-Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera
+NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera
 Will Yara Zoe Alice Bob Carol Daniel Eva Frank Grace Henry Iris Jack Kate Lucas Mia Noah Oscar Petra Quinn
 Ruth Simon Tom Ursula Victor Wanda
 """.split()
-CITIES = """
-Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva
+CITIES = """Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva
 Munich Hamburg Milan Turin Venice Lyon Nice Bonn Basel Porto Tokyo Kyoto Delhi Cairo Lima Quito Boston
 Chicago Denver Austin Seattle Toronto Sydney Perth
 """.split()
@@ -357,10 +354,10 @@ def tool(rng: random.Random) -> Example:
     prompt = surface(rng.choice(WEATHER).format(c=city), rng)
     held = held_out("weather", city, name)
     r = rng.random()
-    if r < 0.15:
+    if r < 0.2:
         return Example(render([(prompt, NO_TOOL)], system=maybe_system(rng)), "no-tool", held)
     tools = declaration(name, rng.choice(ABOUT), rng.choice(PARAM))
-    if r < 0.27:
+    if r < 0.32:
         other = chat(rng) if rng.random() < 0.6 else words(rng) if rng.random() < 0.5 else arithmetic(rng)
         user, answer = (
             other.pieces[0][0].split("<|turn>user\n")[1].removesuffix("<turn|>\n<|turn>model\n"),
@@ -486,15 +483,15 @@ def turns(rng: random.Random) -> Example:
 
 SKILLS = [arithmetic, thinking, words, extract, tool, chat, turns, think_other, long_sum]
 MIXTURE = {
-    "arithmetic": 0.42,
-    "thinking": 0.13,
-    "words": 0.16,
+    "arithmetic": 0.36,
+    "thinking": 0.15,
+    "words": 0.14,
     "extract": 0.06,
-    "tool": 0.045,
-    "chat": 0.11,
-    "turns": 0.04,
-    "think_other": 0.03,
-    "long_sum": 0.015,
+    "tool": 0.05,
+    "chat": 0.12,
+    "turns": 0.05,
+    "think_other": 0.06,
+    "long_sum": 0.01,
 }
 
 

@@ -1,10 +1,10 @@
-"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 66`.
+"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 70`.
 
 Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn
-by Muon (orthogonalised momentum), the rest by AdamW; the loss covers answers only. Each step sees one batch
-of short rows (mostly sums) and one of long rows (everything else), each in a process of its own: two
-processes that meet once a step lose less than two threads that meet at every operation, above all on a busy
-machine.
+by Muon (orthogonalised momentum), the rest by AdamW; what is saved for use is a running mean of the
+weights. The loss covers answers only. Each step sees one batch of short rows (mostly sums) and one of long
+rows (everything else), each in a process of its own: two processes that meet once a step lose less than two
+threads that meet at every operation, above all on a busy machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from . import data, model, pack, vocab
 
 SHORT, LONG = (36, 72, 22), (8, 288, 150)  # rows, tokens per row, predicted tokens per row
+SMOOTH = 0.99
 PATIENCE = 8  # conversations that find no room before a batch is closed
 
 
@@ -214,10 +215,13 @@ def work(rank: int, args, port: int):
     step, spent = 0, 0.0
     if os.path.exists(path):
         state = torch.load(path)
-        net.load_state_dict(state["net"])
+        net.load_state_dict(state.get("raw", state["net"]))
         for o, s in zip(opts, state["opts"]):
             o.load_state_dict(s)
         step, spent = state["step"], state["spent"]
+    smooth = {n: p.detach().clone() for n, p in net.named_parameters()}  # the running mean that is shipped
+    if step:
+        smooth = {n: state["net"][n].clone() for n in smooth}
     feed = Feed(args.seed * 100_003 + step, {**data.MIXTURE, **json.loads(args.mixture)})
     held = held_out_rows(7, 60)
     if rank == 0:
@@ -228,6 +232,10 @@ def work(rank: int, args, port: int):
         )
 
     def report():
+        raw = {k: v.clone() for k, v in net.state_dict().items()}
+        net.load_state_dict(
+            {k: smooth.get(k, v) for k, v in raw.items() if k != "lm_head.weight"}, strict=False
+        )
         scores = evaluate(trainer, held[rank::2])
         both = [None, None]
         dist.all_gather_object(both, scores)
@@ -240,6 +248,7 @@ def work(rank: int, args, port: int):
             torch.save(
                 {
                     "net": net.state_dict(),
+                    "raw": raw,
                     "opts": [o.state_dict() for o in opts],
                     "step": step,
                     "spent": spent,
@@ -247,6 +256,7 @@ def work(rank: int, args, port: int):
                 path + ".tmp",
             )
             os.replace(path + ".tmp", path)
+        net.load_state_dict(raw)
 
     total, last, reported = args.minutes * 60, time.monotonic(), spent
     mean, mark = [], spent
@@ -262,6 +272,8 @@ def work(rank: int, args, port: int):
         for o in opts:
             o.step()
             o.zero_grad(set_to_none=True)
+        for n, p in net.named_parameters():
+            smooth[n].lerp_(p.detach(), 1 - SMOOTH)
         step += 1
         clock = torch.tensor([time.monotonic() - last if rank == 0 else 0.0], dtype=torch.float64)
         dist.broadcast(clock, 0)  # both must agree on the time, and so on the rate and the end
@@ -287,7 +299,7 @@ def main():
     ap.add_argument(
         "--minutes",
         type=float,
-        default=66,
+        default=70,
         help="training time over all resumed parts; the learning rate falls to its end over them",
     )
     ap.add_argument("--seed", type=int, default=4)
