@@ -185,7 +185,8 @@ def thinking(rng: random.Random) -> Example:
     return Example(render([(question(a, b, op, rng), text)], system=maybe_system(rng), think=True), two, held)
 
 
-WORDS = """apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen
+WORDS = """
+apple bread chair dream eagle flame grape house island jungle kettle lemon mouse night ocean paper queen
 river stone table uncle violin water yellow zebra bird cat dog fish goat horse lion mole owl pig rabbit
 sheep tiger whale ant bee cow deer fox hen model user bus sun moon star sky rain snow wind cloud storm
 leaf tree root seed plant garden flower grass forest field hill lake sea sand rock python numpy token
@@ -243,11 +244,13 @@ def words(rng: random.Random) -> Example:
     )
 
 
-NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera
+NAMES = """
+Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Sam Tina Uwe Vera
 Will Yara Zoe Alice Bob Carol Daniel Eva Frank Grace Henry Iris Jack Kate Lucas Mia Noah Oscar Petra Quinn
 Ruth Simon Tom Ursula Victor Wanda
 """.split()
-CITIES = """Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva
+CITIES = """
+Paris London Berlin Rome Madrid Oslo Vienna Prague Dublin Lisbon Athens Warsaw Helsinki Zurich Geneva
 Munich Hamburg Milan Turin Venice Lyon Nice Bonn Basel Porto Tokyo Kyoto Delhi Cairo Lima Quito Boston
 Chicago Denver Austin Seattle Toronto Sydney Perth
 """.split()
