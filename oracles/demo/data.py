@@ -71,6 +71,8 @@ def surface(text: str, rng: random.Random) -> str:
         return text[0].lower() + text[1:]
     if r < 0.94:
         return (text[0].lower() + text[1:]).rstrip(".?!")
+    if r < 0.96:
+        return text.rstrip(".?!") + " please"
     return "Please " + text[0].lower() + text[1:] if text[-1] == "." else text
 
 
@@ -103,12 +105,13 @@ FORMS = {
 
 
 def pair(a: int, b: int, op: str, rng: random.Random) -> tuple[int, int, bool]:
-    """The operands, and whether the pair is held out (in both orders). Most differences are turned so that
+    """The operands, and whether the pair is held out (in both orders; single digits never
+    are, there are too few to learn the rest from). Most differences are turned so that
     they are not negative.
     """
     if op == "-" and a < b and rng.random() < 0.7:
         a, b = b, a
-    return a, b, held_out(op, min(a, b), max(a, b))
+    return a, b, max(a, b) > 9 and held_out(op, min(a, b), max(a, b))
 
 
 def question(a: int, b: int, op: str, rng: random.Random) -> str:
@@ -117,11 +120,16 @@ def question(a: int, b: int, op: str, rng: random.Random) -> str:
     return surface(form.format(a=a, b=b), rng)
 
 
+def operand(rng: random.Random) -> int:
+    """A number of one or, mostly, two digits."""
+    return rng.randint(0, 9) if rng.random() < 0.15 else rng.randint(10, 99)
+
+
 def arithmetic(rng: random.Random) -> Example:
     """Two-digit sums and differences, answered at once."""
     op = rng.choice("+-")
-    low = 10 if rng.random() < 0.85 else 0
-    a, b, held = pair(rng.randint(low, 99), rng.randint(low, 99), op, rng)
+    a, b = operand(rng), operand(rng)
+    a, b, held = pair(a, b, op, rng)
     answer = str(a + b if op == "+" else a - b)
     return Example(
         render([(question(a, b, op, rng), answer)], system=maybe_system(rng), weight=4.0),
@@ -133,7 +141,7 @@ def arithmetic(rng: random.Random) -> Example:
 def long_sum(rng: random.Random) -> Example:
     """Three digits without thinking: it asks for the thought channel instead of guessing."""
     op = rng.choice("+-")
-    a, b = rng.randint(100, 999), rng.randint(10, 999)
+    a, b = rng.randint(100, 999), rng.randint(0, 999) if rng.random() < 0.8 else operand(rng)
     a, b, held = pair(*((a, b) if rng.random() < 0.5 else (b, a)), op, rng)
     return Example(
         render(
@@ -423,12 +431,40 @@ def chat_surface(text: str, rng: random.Random) -> str:
     return text
 
 
+STRANGE = (
+    """
+What is the capital of {p}?|Where is {p}?|Who is {p}?|Who was {p}?|Tell me about {p}.|How far is {p}?
+How old is {p}?|Who wrote {p}?|Write a {w}.|Write a poem about a {w}.|Write a story about {p}.
+Write a {w} about {p}.|Tell me a story about a {w}.|What is a {w}?|How do I make a {w}?
+How do I get to {p}?|Where can I buy a {w}?|Do you like {w}?|Draw a {w}.|Translate {w} to German.
+Explain {w}.|What color is a {w}?|Why is the {w} {v}?|What is {a}*{b}?|What is {a} times {b}?|{a}*{b}
+{a}/{b}|What is {a}/{b}?|Multiply {a} by {b}.|What is {l}+{b}?|{l}-{a}|What is {l} plus {a}?|{a}+{l}
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+
+
+def out_of_scope(rng: random.Random) -> str:
+    """A request that the demo did not learn: from the list, or made from a pattern."""
+    if rng.random() < 0.35:
+        return rng.choice(OUT_OF_SCOPE)
+    return rng.choice(STRANGE).format(
+        p=proper(rng, CITIES),
+        w=word(rng),
+        v=word(rng),
+        a=operand(rng),
+        b=operand(rng),
+        l=rng.randint(1000, 9999),
+    )
+
+
 def chat(rng: random.Random) -> Example:
     """Small talk about itself and the project; the held-out part is surfaces (wording, case, marks, slips)
     that training never shows.
     """
-    if rng.random() < 0.15:
-        prompt, answer, skill = rng.choice(OUT_OF_SCOPE), OUT_OF_SCOPE_ANSWER, "out-of-scope"
+    if rng.random() < 0.25:
+        prompt, answer, skill = out_of_scope(rng), OUT_OF_SCOPE_ANSWER, "out-of-scope"
     else:
         prompts, answer = rng.choice(CHAT)
         prompt, skill = rng.choice(prompts), "chat"
@@ -486,15 +522,15 @@ def turns(rng: random.Random) -> Example:
 
 SKILLS = [arithmetic, thinking, words, extract, tool, chat, turns, think_other, long_sum]
 MIXTURE = {
-    "arithmetic": 0.36,
+    "arithmetic": 0.35,
     "thinking": 0.15,
     "words": 0.14,
     "extract": 0.06,
     "tool": 0.05,
-    "chat": 0.12,
+    "chat": 0.13,
     "turns": 0.05,
     "think_other": 0.06,
-    "long_sum": 0.01,
+    "long_sum": 0.015,
 }
 
 
