@@ -64,6 +64,25 @@ class KVCache:
     def owners(self) -> Iterator[int]:
         return iter(self._pairs)
 
+    def check(self, batch) -> None:
+        """Refuse a batch that this cache cannot hold, before anything of it is written."""
+        last, lanes = int(batch.positions.max()), batch.seq_ids
+        if last >= self.capacity:
+            raise ValueError(
+                f"batch: position {last}, expected at most {self.capacity - 1}. "
+                "The context is full: shorten the prompt, or make the engine with a longer context"
+            )
+        if lanes.min() < 0 or lanes.max() >= self.n_seqs:
+            raise ValueError(
+                f"batch: lanes {lanes.min()} to {lanes.max()}, expected 0 to {self.n_seqs - 1}. "
+                "Make the engine with more sequences (n_seqs)"
+            )
+        longest = int(np.bincount(lanes).max())
+        if longest > self.chunk:  # its last token would overwrite keys that its first one sees
+            raise ValueError(
+                f"batch: {longest} tokens of one sequence, expected at most {self.chunk}, the chunk. Cut it"
+            )
+
     def reserve(self, n_positions: int) -> None:
         """Makes room for positions 0 .. n_positions - 1; doubles, so that growing costs O(1) per token."""
         assert n_positions <= self.capacity, f"{n_positions} positions in a cache of {self.capacity}"

@@ -13,6 +13,7 @@ from fastpath.model.text import forward
 from refimpl.batch import Batch, LogitRows, make_batch
 
 Progress = Callable[[int, int], None]
+WATCHED_TOKENS = 32  # per call of the second run: all its rows want logits, 1 MB each in a real model
 
 
 class NotFiniteError(ValueError):
@@ -82,7 +83,6 @@ class Engine:
         for lane, ids in pieces:
             self.check_room(len(ids), lane)
             self.model.check_ids(ids)
-            assert 0 < len(ids) <= self.chunk, f"{len(ids)} ids in a call, chunk is {self.chunk}"
         batch = make_batch([(lane, len(self.tokens[lane]), list(ids), rows) for lane, ids in pieces])
         logits = self.forward(batch, trace)
         for lane, ids in pieces:
@@ -151,8 +151,9 @@ class Engine:
         """Runs the lane's tokens once more, watched, and says where NaN or infinity first appears."""
         fresh = KVCache(self.model.config, 1, self.context_len, self.chunk, dtype=self.cache.dtype)
         ids = self.tokens[lane]
-        for start in range(0, len(ids), self.chunk):
-            batch = make_batch([(0, start, ids[start : start + self.chunk], "all")])
+        step = min(self.chunk, WATCHED_TOKENS)
+        for start in range(0, len(ids), step):
+            batch = make_batch([(0, start, ids[start : start + step], "all")])
             try:
                 forward(
                     self.ops,

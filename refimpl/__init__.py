@@ -2,7 +2,7 @@
 
 To learn the model, read in this order:
 
-    config.py      every fact about every layer, and where a GGUF file says it
+    config/        every fact about every layer, and where a GGUF file says it
     tensors.py     the weights: names, shapes
     ops/           the arithmetic, one pure function per step
     model/text.py  from token ids to logits; model/block.py is one layer

@@ -68,6 +68,8 @@ def _engine_and_ids(args: argparse.Namespace):
     model.check_ids(ids)
     engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
     engine.check_room(len(ids))
+    if any(Path(args.out).exists() and path.samefile(args.out) for path in model.file.paths):
+        raise ValueError(f"{args.out}: is the model itself. Write to another file.")
     Path(args.out).open("ab").close()  # before the work, not after it: can this be written?
     warm_up(args, engine)
     return engine, ids

@@ -20,11 +20,21 @@ def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
     return Engine(model, ops_for(args.backend), **options)
 
 
+def _say_oddities(model: Model) -> None:
+    """What was corrected or ignored in the file is said: silence hides converters' mistakes."""
+    for repair in model.config.repairs:
+        say(f"note: {repair} (repaired from the weights)")
+    if unused := model.weights.unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        say(f"note: tensors of this file that are not used: {', '.join(unused[:3])}{more}")
+
+
 def warm_up(args, engine: Engine) -> None:
     """Threads, and the kernels this model needs: compiled with progress at the first run, loaded later.
 
     Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
     """
+    _say_oddities(engine.model)
     if args.backend != "cpu":
         return
     from fastpath.cpu import threads

@@ -18,6 +18,7 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
         The last layers of the small models write no keys, so nobody reads their output but the head: without
         a trace they run on the wanted rows only. No row's bytes depend on another row: no logit changes.
     """
+    cache.check(batch)
     cache.reserve(int(batch.positions.max()) + 1)
     run = Pass(ops, config.rms_eps, activations, trace or ignore, batch.positions, batch.seq_ids)
     rows = batch.logit_rows
