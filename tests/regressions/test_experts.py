@@ -10,7 +10,7 @@ from tests import strategies
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "F32", "IQ3_S"])
 def test_d6_experts_that_are_not_chosen_are_not_computed(name):
-    """Their bytes are all ones, which is NaN wherever a block has a float: none of it comes near the outputs."""
+    """Their bits are all ones, NaN wherever a block has a float: none of it comes near the outputs."""
     rng = np.random.default_rng(6)
     healthy = strategies.weights(rng, FORMATS[name], 16, 20, 256)
     data = np.full_like(healthy.data, 0xFF)

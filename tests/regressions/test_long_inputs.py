@@ -1,5 +1,7 @@
 """Known faults that show once a sequence is longer than something: the window, a chunk, a block of keys."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ def engine_of(model, backend="ref", **options):
 
 @pytest.mark.parametrize("backend", ["ref", "cpu"])
 def test_a2_room_that_is_not_used_changes_nothing(model, backend):
-    """The window counts positions, not slots: a cache for 500 positions or for exactly the 20 of the prompt."""
+    """The window counts positions, not slots: a cache for 500 of them or for the 20 of the prompt."""
     ids = tiny.prompt("e2b")[:20]
     rows = [
         engine_of(model, backend, context_len=n, chunk=20).extend([(0, ids)], "all").tobytes()
@@ -33,7 +35,7 @@ def test_a2_room_that_is_not_used_changes_nothing(model, backend):
 
 
 def test_a5_several_tokens_a_call_do_not_grow_a_ring(model):
-    """6, then 5 at a time, as speculation verifies them: 32 slots for 7 + 6 positions, the logits of one call."""
+    """6, then 5 at a time, as speculation verifies them: always 32 slots, and the logits of one call."""
     ids = (tiny.prompt("e2b") * 3)[:96]
     engine = engine_of(model, chunk=6)
     got = [engine.extend([(0, ids[:6])], "all")]
@@ -62,7 +64,7 @@ def test_b4_per_layer_inputs_of_a_chunk(model):
     whole = engine_of(model).extend([(0, ids)], "all")
     for cuts in ((0, 4, 8, 11), (0, 5, 9, 11)):
         engine = engine_of(model, chunk=5)
-        parts = [engine.extend([(0, ids[a:b])], "all") for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [engine.extend([(0, ids[a:b])], "all") for a, b in pairwise(cuts)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
