@@ -38,6 +38,10 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, *, small_family: bool, bos: str, eos: str = "<eos>"):
+        if not isinstance(source, str | None):
+            raise ValueError(
+                f"tokenizer.chat_template: {type(source).__name__}, expected text; convert the model again"
+            )
         self.is_builtin = source is None
         self.source = builtin_source() if source is None else source
         self._small_family = small_family

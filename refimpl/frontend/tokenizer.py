@@ -107,7 +107,6 @@ class Tokenizer:
         merges = _strings(metadata, "tokenizer.ggml.merges")
         n_vocab = len(tokens)
         ends = (_token_id(metadata, f"tokenizer.ggml.{key}", n_vocab) for key in END_KEYS)
-        suppress = metadata.get("tokenizer.ggml.suppress_tokens")
         return cls(
             tokens,
             merges,
@@ -115,10 +114,7 @@ class Tokenizer:
             bos_id=_token_id(metadata, "tokenizer.ggml.bos_token_id", n_vocab),
             unk_id=_token_id(metadata, "tokenizer.ggml.unknown_token_id", n_vocab),
             eog_ids=[i for i in ends if i is not None],
-            suppress_ids=[
-                _check_id(i, "tokenizer.ggml.suppress_tokens", n_vocab)
-                for i in (() if suppress is None else suppress)
-            ],
+            suppress_ids=_token_ids(metadata, "tokenizer.ggml.suppress_tokens", n_vocab),
         )
 
     @property
@@ -321,11 +317,21 @@ def _token_id(metadata: Mapping[str, Any], key: str, n_vocab: int) -> int | None
     return None if value is None else _check_id(value, key, n_vocab)
 
 
+def _token_ids(metadata: Mapping[str, Any], key: str, n_vocab: int) -> list[int]:
+    value = metadata.get(key)
+    if value is None:
+        return []
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        raise ValueError(f"{key}: {value!r}, expected an array of token ids; convert the model again")
+    return [_check_id(i, key, n_vocab) for i in value]
+
+
 def _check_id(value: Any, where: str, n_vocab: int) -> int:
     try:
         token_id = value.__index__()
-    except AttributeError:
-        raise ValueError(f"{where}: {value!r} is no token id, expected 0 to {n_vocab - 1}") from None
+    except (AttributeError, TypeError):  # TypeError: an array, whose __index__ has no answer
+        shown = " ".join(repr(value).split())[:60]
+        raise ValueError(f"{where}: {shown} is no token id, expected 0 to {n_vocab - 1}") from None
     if not 0 <= token_id < n_vocab:
         raise ValueError(
             f"{where}: {token_id}, expected 0 to {n_vocab - 1} (the vocabulary has {n_vocab} tokens)"
