@@ -398,21 +398,27 @@ def _dot_words(b, acc, u, s):
     return acc
 
 
+def _vnni(b, acc, u, s):
+    """One VNNI instruction on vectors of 512 or 256 bits."""
+    lanes = acc.type.count
+    symbol = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    bytes_or_words = ir.VectorType(I8, 4 * lanes) if machine.vnni_takes_bytes() else acc.type
+    return _call(b, symbol, acc.type, [acc, b.bitcast(u, bytes_or_words), b.bitcast(s, bytes_or_words)])
+
+
 def _dot_halves(b, acc, u, s):
-    """Two 256-bit VNNI instructions."""
-    parts = []
+    """As two halves, for CPUs with 256-bit vectors."""
     u, s = b.bitcast(u, i32x16.ir), b.bitcast(s, i32x16.ir)
-    for start in (0, 8):
-        lanes = _lanes(range(start, start + 8))
-        a, x, y = (b.shuffle_vector(v, _undefined(v.type), lanes) for v in (acc, u, s))
-        x, y = (b.bitcast(v, ir.VectorType(I8, 32)) for v in (x, y))
-        parts.append(_call(b, "llvm.x86.avx512.vpdpbusd.256", ir.VectorType(I32, 8), [a, x, y]))
+    halves = [_lanes(range(8)), _lanes(range(8, 16))]
+    parts = [
+        _vnni(b, *(b.shuffle_vector(v, _undefined(v.type), half) for v in (acc, u, s))) for half in halves
+    ]
     return b.shuffle_vector(*parts, _lanes(range(16)))
 
 
 def _dot_u8s8(b, acc, u, s):
     if machine.DOT == "avx512vnni":
-        return _call(b, "llvm.x86.avx512.vpdpbusd.512", i32x16.ir, [acc, u, s])
+        return _vnni(b, acc, u, s)
     if machine.DOT == "avxvnni":
         return _dot_halves(b, acc, u, s)
     return _dot_words(b, acc, u, s)

@@ -16,7 +16,6 @@ from fastpath.cpu.simd import (
     fma_f32,
     less_f32,
     max_f32,
-    min_f32,
     mul_f32,
     power_of_two,
     round_f32,
@@ -39,9 +38,10 @@ H3, H4 = F32(1.33314422036e-1), F32(-3.33332819422e-1)
 
 @helper
 def exp(x):
-    """e**x for |x| up to 87; beyond that the value at the limit."""
-    x = min_f32(max_f32(x, splat_f32(EXP_LOW)), splat_f32(EXP_HIGH))
-    n = round_f32(mul_f32(x, splat_f32(LOG2_E)))
+    """e**x for |x| up to 87; beyond that the value at the limit; NaN stays NaN, so that it is noticed."""
+    low, high = splat_f32(EXP_LOW), splat_f32(EXP_HIGH)
+    x = less_f32(x, low, low, less_f32(high, x, high, x))
+    n = round_f32(mul_f32(max_f32(x, low), splat_f32(LOG2_E)))  # of NaN too: an integer needs a number
     r = fma_f32(n, splat_f32(-LN2_HIGH), x)
     r = fma_f32(n, splat_f32(-LN2_LOW), r)
     p = fma_f32(splat_f32(E0), r, splat_f32(E1))
