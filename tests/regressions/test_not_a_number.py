@@ -1,0 +1,47 @@
+"""Known fault A18 in compiled kernels: a clamp, a maximum or the soft cap must not turn NaN into a number."""
+
+import numpy as np
+import pytest
+
+import fastpath.cpu
+from fastpath.backend import ops_for
+from fastpath.engine import Engine, NotFiniteError
+from fastpath.load import load_model
+from tests import strategies, tiny
+
+RNG = np.random.default_rng(18)
+
+
+@pytest.mark.parametrize("n", [16, 37])
+def test_softcap_and_geglu_pass_it_on(n):
+    x = strategies.normal(RNG, n)
+    x[[2, n - 1]] = np.nan
+    for out in (fastpath.cpu.softcap(x, 30.0), fastpath.cpu.geglu(x, np.ones_like(x))):
+        assert np.array_equal(np.isnan(out), np.isnan(x))
+
+
+@pytest.mark.parametrize("of", ["query", "key"])
+def test_attention_passes_it_on_to_those_who_see_it(of):
+    q, keys, values = strategies.normal(RNG, 3, 2, 8), *(strategies.normal(RNG, 1, 40, 1, 8) for _ in "kv")
+    if of == "query":
+        q[1, :, 3] = np.nan
+    else:
+        keys[0, 35, 0, 3] = np.nan
+    lanes, positions = np.zeros(3, np.int32), np.array([34, 36, 20], np.int32)
+    out = fastpath.cpu.attention(q, keys, values, lanes, positions, None)
+    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place"),
+    [("blk.1.attn_q_norm.weight", "layer 1, Qcur_normed"), ("output_norm.weight", "result_norm")],
+)
+def test_the_fast_engine_names_the_first_place(tmp_path, tensor, place):
+    path = tiny.make(tmp_path / "broken.gguf", "e2b")
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(load_model(path).file.tensors[tensor].data.tobytes())
+    data[at : at + 4] = np.float32(np.nan).tobytes()
+    path.write_bytes(data)
+    engine = Engine(load_model(path), ops_for("cpu"))
+    with pytest.raises(NotFiniteError, match=f"{place}: NaN or infinity at position 0"):
+        engine.prefill(tiny.prompt("e2b")[:20])
