@@ -77,6 +77,7 @@ EVIL = {
     "subclasses": "{{ messages.__class__.__base__.__subclasses__() }}",
     "attr": "{{ (''|attr('__class__')).mro() }}",
     "format string": "{{ '{0.__class__.__mro__}'.format('').x() }}",
+    "format by attr": "{{ ('{0.__class__.__mro__}'|attr('format'))('') }}",
     "map attr": "{{ ['']|map(attribute='__class__')|map(attribute='__mro__')|first|first }}{{ raise_exception('no way') }}",
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}",
