@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -247,10 +248,14 @@ def _start(pool, worker):
 
 
 def available():
-    """How many threads this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    return min(os.cpu_count() or 1, MAX_THREADS)
+    """How many threads this process may use: its CPUs, or its share of them inside a container."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        n = min(n, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass  # no such file, or "max": no limit
+    return min(n, MAX_THREADS)
 
 
 _PACK = [struct.Struct(f"{n}q").pack_into for n in range(MAX_ARGS + 1)]
