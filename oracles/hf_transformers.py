@@ -330,7 +330,8 @@ def main() -> None:
     trace = protocol.Trace(args.names)
     run(args.model, args.tokens, trace, getattr(torch, args.dtype), args.chunk)
     version = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    protocol.save(args, trace, oracle="hf_transformers", version=version, dtype=args.dtype, activations="float")
+    kinds = {"dtype": args.dtype, "activations": "float"}
+    protocol.save(args, trace, oracle="hf_transformers", version=version, **kinds)
 
 
 if __name__ == "__main__":
