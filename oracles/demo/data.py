@@ -426,7 +426,7 @@ def chat_surface(text: str, rng: random.Random) -> str:
     if rng.random() < 0.5:
         text = text.rstrip(".?!") + rng.choice(("", "", "?", ".", "!"))
     for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
-        if len(text) > 8:
+        if len(text) > 8 and not any(c.isdigit() for c in text):  # a digit lost makes another question
             text = typo(text, rng)
     return text
 
@@ -439,6 +439,7 @@ Write a {w} about {p}.|Tell me a story about a {w}.|What is a {w}?|How do I make
 How do I get to {p}?|Where can I buy a {w}?|Do you like {w}?|Draw a {w}.|Translate {w} to German.
 Explain {w}.|What color is a {w}?|Why is the {w} {v}?|What is {a}*{b}?|What is {a} times {b}?|{a}*{b}
 {a}/{b}|What is {a}/{b}?|Multiply {a} by {b}.|What is {l}+{b}?|{l}-{a}|What is {l} plus {a}?|{a}+{l}
+{l}+{a}|{l} + {b}|{l} minus {a}|What is {l}-{b}?|Compute {l}+{a}.|What is {a}+{l}?
 """.replace("\n", "|")
     .strip("|")
     .split("|")
@@ -469,7 +470,8 @@ def chat(rng: random.Random) -> Example:
         prompts, answer = rng.choice(CHAT)
         prompt, skill = rng.choice(prompts), "chat"
     text = chat_surface(prompt, rng)
-    return Example(render([(text, answer)], system=maybe_system(rng)), skill, held_out("chat", text, every=8))
+    held = (text != prompt or skill == "out-of-scope") and held_out("chat", text, every=8)
+    return Example(render([(text, answer)], system=maybe_system(rng)), skill, held)
 
 
 def think_other(rng: random.Random) -> Example:
@@ -530,7 +532,7 @@ MIXTURE = {
     "chat": 0.13,
     "turns": 0.05,
     "think_other": 0.06,
-    "long_sum": 0.015,
+    "long_sum": 0.03,
 }
 
 

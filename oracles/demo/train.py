@@ -1,4 +1,4 @@
-"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 76`.
+"""Train the demo on two CPU cores: `python -m oracles.demo.train --out DIR --minutes 79`.
 
 Seeded and resumable: DIR/state.pt is rewritten every few minutes and picked up again. Hidden matrices learn
 by Muon (orthogonalised momentum), the rest by AdamW; what is saved for use is a running mean of the
@@ -299,7 +299,7 @@ def main():
     ap.add_argument(
         "--minutes",
         type=float,
-        default=76,
+        default=79,
         help="training time over all resumed parts; the learning rate falls to its end over them",
     )
     ap.add_argument("--seed", type=int, default=4)
