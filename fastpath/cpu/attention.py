@@ -258,10 +258,12 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
     together = _heads_together(N, K, T)
     score_pitch = 4 * (window // STEP + 3) * STEP
     per_thread = LANES + together * (4 * ((H + 15) // 16 * 16) + score_pitch)
+    n_threads = threads.num_threads()
     args = (
         address(q), address(k_cache), address(v_cache), address(lanes), address(positions), window,
         S, K, N, H, address(out), together,
-        workspace(per_thread * threads.num_threads(), "attention"), per_thread, score_pitch,
+        workspace(per_thread * n_threads, "attention"), per_thread, score_pitch,
     )  # fmt: skip
-    threads.run(_attention_kernel, args, T * N // together, max(1, MIN_WORK // (2 * H * window * together)))
+    grain = max(1, MIN_WORK // (2 * H * window * together))
+    threads.run(_attention_kernel, args, T * N // together, grain, n_threads)
     return out

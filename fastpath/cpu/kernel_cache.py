@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def find():
 
 
 FOLDER = find()
+_changing = threading.RLock()  # of numba's setting, which is one for the process
 
 
 def through(function, build):
@@ -124,11 +126,12 @@ def through(function, build):
 @contextlib.contextmanager
 def _active():
     """Numba's cache is our folder for a moment; other users of Numba keep theirs."""
-    before, config.CACHE_DIR = config.CACHE_DIR, str(FOLDER)
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
+    with _changing:
+        before, config.CACHE_DIR = config.CACHE_DIR, str(FOLDER)
+        try:
+            yield
+        finally:
+            config.CACHE_DIR = before
 
 
 def name_of(function):

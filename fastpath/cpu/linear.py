@@ -208,7 +208,7 @@ def _launch(kernel, per_thread, activation, weight, out, routing, first_column=0
     work_of_item = 16 * C * max(1, routing.n_entries // max(1, routing.n_matrices))
     # about eight pieces per thread, so that the last one is not waited for long
     grain = max(MIN_WORK // work_of_item, n_items // (8 * n_threads), 1)
-    threads.run(kernel, args, n_items, grain)
+    threads.run(kernel, args, n_items, grain, n_threads)
 
 
 def _multiply_dequantized(x, weight, out, routing):

@@ -20,7 +20,6 @@ def _features():
 FEATURES = _features()
 IS_AARCH64 = platform.machine().lower() in ("aarch64", "arm64")
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-HAS_SSSE3 = IS_X86 and "ssse3" in FEATURES
 DOT = "generic"
 if IS_X86 and {"avx512vnni", "avx512f", "avx512bw", "avx512vl"} <= FEATURES:
     DOT = "avx512vnni"

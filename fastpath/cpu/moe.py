@@ -86,11 +86,12 @@ def route(router_logits, n_active, expert_scale, *, out=None):
         )
     weights = output(weights, (T, n_active), "route: weights")
     per_thread = -(-(8 * (n_active + 16) + E) // 64) * 64
+    n_threads = threads.num_threads()
     args = (
         address(logits), 0 if expert_scale is None else address(expert_scale), address(ids), address(weights),
-        E, n_active, workspace(per_thread * threads.num_threads(), "route"), per_thread,
+        E, n_active, workspace(per_thread * n_threads, "route"), per_thread,
     )  # fmt: skip
-    threads.run(_route_kernel, args, T, TOKENS_PER_PIECE)
+    threads.run(_route_kernel, args, T, TOKENS_PER_PIECE, n_threads)
     return ids, weights
 
 

@@ -207,12 +207,12 @@ class Pool:
         self.busy = threading.Lock()
         self.wakers = []
 
-    def run(self, function, args, n, grain):
+    def run(self, function, args, n, grain, n_threads):
         if not self.busy.acquire(blocking=False):
             _alone(function, args, n)  # somebody else has the workers: same bytes, no waiting
             return
         try:
-            while _run(self.control, self.n_workers, function, args, n, grain):
+            while _run(self.control, min(self.n_workers, n_threads - 1), function, args, n, grain):
                 self._wake()
         finally:
             self.busy.release()
@@ -243,7 +243,8 @@ def _start(pool, worker):
             del words
 
     threading.Thread(target=live, name=f"twinpath-{worker + 1}", daemon=True).start()
-    weakref.finalize(pool, waker.release)
+    # not at exit: a worker that is woken then would spin until the process is gone
+    weakref.finalize(pool, waker.release).atexit = False
     return waker
 
 
@@ -284,10 +285,12 @@ def _current():
     return _pool
 
 
-def run(kernel, args, n, grain=1):
+def run(kernel, args, n, grain=1, n_threads=MAX_THREADS):
     """Compute work items 0 .. n-1 of a kernel in pieces of `grain`.
 
-    args: the kernel's words.  The caller keeps the arrays behind addresses alive.
+    args       the kernel's words.  The caller keeps the arrays behind addresses alive.
+    n_threads  at most so many take part: whoever has made scratch memory for each thread says for how many,
+               since another Python thread may set another number meanwhile
     """
     if n <= 0:
         return
@@ -300,7 +303,7 @@ def run(kernel, args, n, grain=1):
     if n <= grain or not pool.n_workers:
         _alone(kernel.address, _local.address, n)
     else:
-        pool.run(kernel.address, _local.address, n, max(1, grain))
+        pool.run(kernel.address, _local.address, n, max(1, grain), n_threads)
 
 
 def _new_block():
