@@ -121,5 +121,5 @@ def _difference(name: str, a: np.ndarray, b: np.ndarray, limit: float | None) ->
 
 def column_for(a: TraceFile, b: TraceFile) -> str:
     """The budget's column for two traces: same arithmetic if both say so, otherwise the wide one."""
-    kinds = {a.meta.get("activations"), b.meta.get("activations")}
-    return kinds.pop() if kinds in ({"int8"}, {"float"}) else "different"
+    kind, other = a.meta.get("activations"), b.meta.get("activations")
+    return kind if kind == other and kind in ("int8", "float") else "different"

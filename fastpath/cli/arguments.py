@@ -116,13 +116,15 @@ def token_ids(text: str) -> list[int]:
 
 
 def read_text(source: str) -> str:
-    """The text of a file, or of standard input for "-"."""
+    """The text of a file, or of standard input for "-"; a byte order mark in front is no part of it."""
     try:
         if source == "-":
             if sys.stdin is None:
                 raise ValueError("standard input is closed. Use --prompt TEXT or --input FILE.")
-            return sys.stdin.buffer.read().decode("utf-8")
-        return Path(source).read_text(encoding="utf-8")
+            return sys.stdin.buffer.read().decode("utf-8-sig")
+        if not source:
+            raise ValueError("the name of the file to read is empty. Name a file, or - for standard input.")
+        return Path(source).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         name = "standard input" if source == "-" else source
         raise ValueError(f"{name}: byte {error.start} is not UTF-8 text. Save the text as UTF-8.") from error

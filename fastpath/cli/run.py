@@ -37,7 +37,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--temperature", type=real(0), default=0.0, metavar="X", help="0 takes the likeliest token"
     )
-    group.add_argument("--top-k", type=whole(0), default=0, metavar="N", help="only the N likeliest; 0: all")
+    group.add_argument(
+        "--top-k", type=whole(0, 1 << 31), default=0, metavar="N", help="only the N likeliest; 0: all"
+    )
     group.add_argument(
         "--top-p",
         type=real(0, 1, open_below=True),
@@ -72,8 +74,10 @@ def run_run(args: argparse.Namespace) -> int:
 def _prompt_text(args: argparse.Namespace) -> str:
     if args.prompt is not None:
         return args.prompt
-    if args.input is not None or args.stdin is not None:
-        return arguments.read_text(args.input or args.stdin)
+    if args.input is not None:
+        return arguments.read_text(args.input)
+    if args.stdin is not None:
+        return arguments.read_text("-")
     raise ValueError(
         f"no prompt. Use --prompt TEXT, --input FILE, or - for standard input. See: {arguments.PROG} --help"
     )

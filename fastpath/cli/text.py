@@ -31,7 +31,10 @@ def run_tokenize(args: argparse.Namespace) -> int:
         model.check_ids(args.ids)
         print(tokenizer.decode(args.ids))
         return 0
-    text = args.text if args.text not in (None, "-") else arguments.read_text(args.input or "-")
+    if args.input is not None:
+        text = arguments.read_text(args.input)
+    else:
+        text = arguments.read_text("-") if args.text == "-" else args.text
     ids = tokenizer.encode(text, add_bos=args.bos, parse_special=args.special)
     print(",".join(map(str, ids)))
     for token_id in ids:

@@ -228,3 +228,11 @@ class TestInference:
         outcome = twinpath(*options, "--raw", "--prompt", "the user", "--max-tokens", 9, "--stats")
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
+
+
+def test_a_byte_order_mark_is_no_text(twinpath, tiny_path):
+    outputs = [
+        twinpath("tokenize", "-", "--model", tiny_path, stdin=bom + b"hi").out
+        for bom in (b"", b"\xef\xbb\xbf")
+    ]
+    assert outputs[0] == outputs[1] != ""

@@ -195,6 +195,7 @@ def test_the_column_follows_what_both_traces_say():
     assert column_for(said("float"), said("float")) == "float"
     assert column_for(said("int8"), said("float")) == "different"
     assert column_for(said("float"), said(None)) == "different"
+    assert column_for(said(["int8"]), said({"of": "another engine"})) == "different"
 
 
 def test_the_printed_table_has_every_name():
