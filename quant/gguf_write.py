@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from quant.gguf_read import MAX_ALIGNMENT, MAX_KEY_BYTES, VERSIONS
+from quant.gguf_parse import MAX_ALIGNMENT, MAX_KEY_BYTES, VERSIONS
 from quant.gguf_values import (
     ARRAY_KIND,
     DEFAULT_ALIGNMENT,

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import quant
-from quant import gguf_read
+from quant import gguf_parse
 from tests.quant import handmade as h
 from tests.quant.handmade import file, pair, pair_array, tensor
 
@@ -17,7 +17,7 @@ F32_DATA = bytes(64)
 def fault_of(raw: bytes) -> str:
     """The message for these bytes, checked to be one line that begins with the file."""
     with pytest.raises(ValueError) as caught:
-        gguf_read.parse_part(raw, "m.gguf")
+        gguf_parse.parse_part(raw, "m.gguf")
     message = str(caught.value)
     assert message.startswith("m.gguf: ") and "\n" not in message and len(message) < 500
     return message
@@ -179,7 +179,7 @@ def test_a_limit_on_the_number_of_keys_holds_for_big_files():
 
 
 def test_the_small_file_is_right():
-    part = gguf_read.parse_part(h.small_file(), "m.gguf")
+    part = gguf_parse.parse_part(h.small_file(), "m.gguf")
     assert part.metadata["a.text"].tolist() == ["", "a", "Größe", "▁the"]
     assert list(part.tensors) == ["norm.weight", "blk.0.attn_q.weight"]
 
@@ -202,12 +202,12 @@ def test_every_cut_names_its_place():
 
 def test_missing_padding_after_the_last_tensor_is_no_loss():
     assert len(h.small_file()) % 32 != 0
-    assert gguf_read.parse_part(h.small_file() + bytes(26), "m.gguf").nbytes % 32 == 0
+    assert gguf_parse.parse_part(h.small_file() + bytes(26), "m.gguf").nbytes % 32 == 0
 
 
 def test_tensors_may_stand_in_any_order():
     raw = file([], [tensor("b", [8], 0, 32), tensor("a", [8], 0, 0)], struct.pack("<16f", *range(16)))
-    part = gguf_read.parse_part(raw, "m.gguf")
+    part = gguf_parse.parse_part(raw, "m.gguf")
     assert part.tensors["b"].dequantize().tolist() == [8, 9, 10, 11, 12, 13, 14, 15]
     assert part.tensors["a"].dequantize().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
@@ -216,17 +216,17 @@ def test_other_alignments():
     for alignment in (8, 64, 4096):
         pairs = [pair("general.alignment", h.U32, alignment)]
         raw = file(pairs, [tensor("w", [4], 0, 0)], struct.pack("<4f", 1, 2, 3, 4), alignment=alignment)
-        part = gguf_read.parse_part(raw, "m.gguf")
+        part = gguf_parse.parse_part(raw, "m.gguf")
         assert part.alignment == alignment and part.tensors["w"].dequantize().tolist() == [1, 2, 3, 4]
 
 
 def test_no_dims_is_a_single_number():
     raw = file([], [tensor("w", [], 0, 0)], struct.pack("<f", 2.5))
-    assert gguf_read.parse_part(raw, "m.gguf").tensors["w"].dequantize().tolist() == [2.5]
+    assert gguf_parse.parse_part(raw, "m.gguf").tensors["w"].dequantize().tolist() == [2.5]
 
 
 def test_text_that_is_not_utf8_in_an_array_is_named_when_read():
-    part = gguf_read.parse_part(file([pair_array("a", h.STRING, ["x", b"\xff\xfe", "z"])]), "m.gguf")
+    part = gguf_parse.parse_part(file([pair_array("a", h.STRING, ["x", b"\xff\xfe", "z"])]), "m.gguf")
     strings = part.metadata["a"]
     assert strings[0] == "x" and strings[-1] == "z" and strings.raw(1) == b"\xff\xfe"
     for read in (lambda: strings[1], strings.tolist):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import quant
-from quant import gguf_read
+from quant import gguf_parse
 from tests.quant import handmade
 
 EXTREME = [
@@ -57,7 +57,7 @@ def damaged(whole: bytes, rng: np.random.Generator) -> bytes:
     return bytes(raw)
 
 
-def use(part: gguf_read.Part) -> None:
+def use(part: gguf_parse.Part) -> None:
     """What a loader would do with it."""
     for value in part.metadata.values():
         if isinstance(value, quant.gguf.StringArray):
@@ -69,7 +69,7 @@ def use(part: gguf_read.Part) -> None:
 
 def outcome(raw: bytes) -> str:
     try:
-        use(gguf_read.parse_part(raw, "m.gguf"))
+        use(gguf_parse.parse_part(raw, "m.gguf"))
     except ValueError as fault:
         message = str(fault)
         assert "\n" not in message and message.startswith("m.gguf: "), message
@@ -127,7 +127,7 @@ def test_a_vocabulary_of_nothing_costs_no_more_than_its_bytes():
     raw = handmade.file([handmade.pair_array("a", handmade.STRING, [], count=n) + bytes(8 * n)])
     tracemalloc.start()
     try:
-        part = gguf_read.parse_part(raw, "m.gguf")
+        part = gguf_parse.parse_part(raw, "m.gguf")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
