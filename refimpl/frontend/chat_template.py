@@ -97,7 +97,7 @@ class ChatTemplate:
         return ids
 
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
-        from refimpl.frontend.template_sandbox import NULL
+        from refimpl.frontend.template_functions import NULL
 
         try:
             return {

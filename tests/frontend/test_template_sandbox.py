@@ -12,7 +12,8 @@ from functools import cache
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from refimpl.frontend.template_sandbox import NULL, BoundedEnvironment
+from refimpl.frontend.template_functions import NULL
+from refimpl.frontend.template_sandbox import BoundedEnvironment
 from tests.frontend.evil_templates import EVIL
 
 
