@@ -30,8 +30,10 @@ class Generation:
 
     def __iter__(self) -> Iterator[int]:
         begin = time.perf_counter()
-        logits = self.engine.prefill(self.prompt_ids, lane=self.lane, progress=self.progress)
-        self.prefill_s = time.perf_counter() - begin
+        try:
+            logits = self.engine.prefill(self.prompt_ids, lane=self.lane, progress=self.progress)
+        finally:
+            self.prefill_s = time.perf_counter() - begin
         self.history = self.engine.tokens[self.lane].copy()
         self.reason = "length"
         for n in range(self.max_tokens):

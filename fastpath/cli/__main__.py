@@ -62,7 +62,7 @@ def _run(words: list[str]) -> int:
         module = importlib.import_module(COMMANDS[name][0])
         parser = Parser(prog=f"{PROG} {name}", description=COMMANDS[name][1])
         getattr(module, f"add_{name}")(parser)
-        return getattr(module, f"run_{name}")(parser.parse_args(words))
+        return getattr(module, f"run_{name}")(parser.parse(words))
     from fastpath.cli import run
 
     others = "\n".join(f"  {name:10}{what}" for name, (_, what) in COMMANDS.items())
@@ -72,7 +72,7 @@ def _run(words: list[str]) -> int:
         epilog=f"subcommands (each has its own --help):\n{others}\n\nexit status: {STATUSES}",
     )
     run.add_run(parser)
-    return run.run_run(parser.parse_args(words))
+    return run.run_run(parser.parse(words))
 
 
 def _fault(message: str) -> int:

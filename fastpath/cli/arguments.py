@@ -17,6 +17,16 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        """An unknown option is named first: argparse would speak of the word behind it."""
+        for word in words:
+            name = word.split("=", 1)[0]
+            if word == "--":
+                break
+            if word.startswith("--") and " " not in word and name not in self._option_string_actions:
+                self.error(f"unknown option {name} (a text that begins with - is given as --option=TEXT)")
+        return self.parse_args(words)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{PROG}: {message}. See: {self.prog} --help\n")
 

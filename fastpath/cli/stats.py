@@ -12,7 +12,7 @@ MB = 1e6
 
 def print_stats(engine, generation, load_s: float) -> None:
     """To standard error, so that the answer can be piped away from it."""
-    n_prompt = len(generation.prompt_ids)
+    n_prompt = min(len(generation.prompt_ids), engine.length())  # fewer if interrupted
     say(f"load     {load_s:.2f} s, {engine.model.file.nbytes / MB:.1f} MB file")
     say(f"prefill  {_rate(n_prompt, generation.prefill_s)}")
     say(f"decode   {_rate(generation.n_decoded, generation.decode_s)}, ended by: {generation.reason}")

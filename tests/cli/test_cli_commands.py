@@ -229,6 +229,20 @@ class TestInference:
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
 
+    def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
+        extend, calls = Engine.extend, []
+
+        def interrupted(self, *given):
+            calls.append(given)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return extend(self, *given)
+
+        monkeypatch.setattr(Engine, "extend", interrupted)
+        outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")
+        assert outcome.status == 130
+        assert "prefill  8 tokens in" in outcome.err and "ended by: interrupted" in outcome.err
+
 
 def test_a_byte_order_mark_is_no_text(twinpath, tiny_path):
     outputs = [

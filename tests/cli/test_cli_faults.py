@@ -16,6 +16,9 @@ HTML = b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"
     [
         ([], "no prompt. Use --prompt TEXT"),
         (["--prompt", "hi", "--no-such-flag"], "--no-such-flag"),
+        (["--modle", "x.gguf", "--prompt", "hi"], "unknown option --modle"),
+        (["--prompt", "--hi"], "unknown option --hi (a text that begins with - is given as --option=TEXT)"),
+        (["inspect", "--contxt=5"], "unknown option --contxt "),
         (["hello"], "'hello' is neither a subcommand nor '-'"),
         (["--prompt"], "--prompt"),
         (["--prompt", "hi", "--input", "x.txt"], "not allowed with"),
