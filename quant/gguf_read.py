@@ -83,6 +83,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 def _open_part(path: Path) -> Part:
     if path.is_dir():
         raise ValueError(f"{path}: is a folder, expected a .gguf file. Name the file in it")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is a pipe or a device, expected a file. Save the model to a file first")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:

@@ -239,6 +239,9 @@ def test_files_on_disk(tmp_path):
         quant.open_gguf(tmp_path / "absent.gguf")
     with pytest.raises(ValueError, match="is a folder"):
         quant.open_gguf(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe or a device"):  # and nobody waits for a writer
+        quant.open_gguf(tmp_path / "pipe")
     empty = tmp_path / "empty.gguf"
     empty.touch()
     with pytest.raises(ValueError, match=r"empty\.gguf: is empty \(0 bytes\)"):
