@@ -6,7 +6,8 @@ computed is defined there; the files here say how.  Laws that the tests hold:
     the bytes of a row depend on that row alone: not on the batch, the chunk, the cache's shape or the threads
     integer dot products equal their definition in every bit
 
-How a kernel is made: simd.py (vector values), kernel.py (range functions), threads.py (who computes what).
+How a kernel is made: simd.py and simd_dot.py (vector values), kernel.py (range functions), threads.py (who
+computes what).
 `warm.compile_plan` lists the kernels that a model needs; they are compiled once and kept (kernel_cache.py).
 """
 

@@ -32,9 +32,9 @@ from fastpath.cpu.simd import (
     store_first_f32,
     sub_f32,
     sum_f32,
-    sums_f32,
     top_f32,
 )
+from fastpath.cpu.simd_dot import sums_f32
 from fastpath.cpu.vector_math import exp_or_zero
 
 F32 = numba.float32

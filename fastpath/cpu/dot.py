@@ -28,7 +28,6 @@ import numba
 from fastpath.cpu.kernel import helper, inlined
 from fastpath.cpu.simd import (
     add_i32,
-    dot_spread,
     fma_f32,
     i32_to_f32,
     ld_f32,
@@ -45,6 +44,7 @@ from fastpath.cpu.simd import (
     store_f32,
     store_first_f32,
 )
+from fastpath.cpu.simd_dot import dot_spread
 from fastpath.cpu.unpack import MINIMA
 
 F32, I64 = numba.float32, numba.int64

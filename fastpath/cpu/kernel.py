@@ -12,9 +12,12 @@ import struct
 import threading
 
 import numba
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from fastpath.cpu import kernel_cache
+from fastpath.cpu.simd import I64
 
 SIGNATURE = types.void(types.intp, types.intp, types.intp, types.intp)
 _OPTIONS = {"error_model": "numpy"}  # x / 0 is inf, as in NumPy; nothing raises inside a kernel
@@ -76,3 +79,15 @@ def kernel(function):
 def f32_word(value):
     """The int64 word that carries a float32 to a kernel (read it back with ld_f32)."""
     return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+@intrinsic
+def call(typingctx, function, args, lo, hi, thread):
+    """Call the compiled range function at an address: void(args, lo, hi, thread)."""
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 5), codegen

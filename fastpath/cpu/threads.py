@@ -30,7 +30,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastpath.cpu import kernel_cache, machine
-from fastpath.cpu.simd import I32, I64, call, ld_i64
+from fastpath.cpu.kernel import call
+from fastpath.cpu.simd import I32, I64, ld_i64
 
 IDLE, POSTED, RUNNING, PARKED = 0, 1, 2, 3
 LINE = 64  # bytes: each word that threads share has its own cache line

@@ -6,8 +6,8 @@ offset, unsigned because the dot product instruction multiplies unsigned by sign
 linear.py). Scales and minima become float32 lanes, one per row, at `scales` and `scales` + MINIMA; the
 small integer scales of sub-blocks int32 lanes, those of sub-block j at sc + 64*j and mn + 64*j.
 
-All work is done on 16 rows at once, after a transposing load (`simd.tile`): where a format keeps some bits
-of a row, a register has the same bits of 16 rows.
+All work is done on 16 rows at once, after a transposing load (`simd_dot.tile`): where a format keeps some
+bits of a row, a register has the same bits of 16 rows.
 """
 
 from fastpath.cpu.kernel import helper
@@ -17,11 +17,9 @@ from fastpath.cpu.simd import (
     as_i8,
     byte_s8,
     byte_u8,
-    column,
     high_f16,
     load_i8,
     load_i32,
-    lookup_i8,
     low_e8m0,
     low_f16,
     mul_i32,
@@ -35,9 +33,9 @@ from fastpath.cpu.simd import (
     store_i8,
     store_i32,
     sub_i32,
-    tile,
     xor_i8,
 )
+from fastpath.cpu.simd_dot import column, lookup_i8, tile
 
 SPARE = 4096  # bytes from the panel to room for transposed raw bytes
 MINIMA = 512  # bytes from the scales of up to 8 blocks to their minima

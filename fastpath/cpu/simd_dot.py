@@ -1,0 +1,200 @@
+"""Vector values for products with 16 rows of a weight: table lookup, int8 dot products, transposing loads.
+
+More intrinsics like those of simd.py.  `dot_spread` and the functions that `lookup_i8` makes take a special
+instruction where there is one (machine.py), and plain LLVM IR elsewhere; the results are the same integers.
+"""
+
+from llvmlite import ir
+from numba import types
+
+from fastpath.cpu import machine
+from fastpath.cpu.simd import (
+    I8,
+    I16,
+    I32,
+    I64,
+    PTR,
+    define,
+    f32x16,
+    i8x64,
+    i32s,
+    i32x16,
+    invoke,
+    pointer,
+    same,
+    splat,
+    undefined,
+)
+
+# -- bytes through a table
+
+
+def lookup_i8(table):
+    """Each byte -> table[byte], for bytes below 16 and one constant table."""
+    levels = [value - 256 if value > 127 else value for value in table]
+
+    def pieces(b, index, symbol, lanes):
+        kind = ir.VectorType(I8, lanes)
+        entries = ir.Constant(kind, levels * (lanes // 16))
+        parts = [
+            invoke(
+                b,
+                symbol,
+                kind,
+                [entries, b.shuffle_vector(index, undefined(index.type), i32s(range(i, i + lanes)))],
+            )
+            for i in range(0, 64, lanes)
+        ]
+        while len(parts) > 1:
+            joined = i32s(range(2 * parts[0].type.count))
+            parts = [b.shuffle_vector(x, y, joined) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def build(b, index):
+        if machine.IS_AARCH64:
+            return pieces(b, index, "llvm.aarch64.neon.tbl1.v16i8", 16)
+        for feature, symbol, lanes in (
+            ("avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
+            ("avx2", "llvm.x86.avx2.pshuf.b", 32),
+            ("ssse3", "llvm.x86.ssse3.pshuf.b.128", 16),
+        ):
+            if machine.IS_X86 and feature in machine.FEATURES:
+                return pieces(b, index, symbol, lanes)
+        result = same(i8x64, levels[0])
+        for code in range(1, 16):
+            hit = b.icmp_unsigned("==", index, same(i8x64, code))
+            result = b.select(hit, same(i8x64, levels[code]), result)
+        return result
+
+    return define(i8x64(i8x64), build)
+
+
+# -- int8 dot products
+
+
+def _dot_words(b, acc, u, s):
+    """The portable form: even and odd bytes as 16-bit words, exact on every target."""
+    words = ir.VectorType(I16, 32)
+
+    def words_of(value):
+        return ir.Constant(words, [value] * 32)
+
+    def half(value, odd):
+        picked = b.shuffle_vector(value, undefined(words), i32s(range(odd, 32, 2)))
+        return b.sext(picked, i32x16.ir)
+
+    u, s = b.bitcast(u, words), b.bitcast(s, words)
+    even = b.and_(u, words_of(255)), b.ashr(b.shl(s, words_of(8)), words_of(8))
+    odd = b.lshr(u, words_of(8)), b.ashr(s, words_of(8))
+    for x, y in (even, odd):
+        acc = b.add(acc, b.add(b.mul(half(x, 0), half(y, 0)), b.mul(half(x, 1), half(y, 1))))
+    return acc
+
+
+def _vnni(b, acc, u, s):
+    """One VNNI instruction on vectors of 512 or 256 bits."""
+    lanes = acc.type.count
+    symbol = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    bytes_or_words = ir.VectorType(I8, 4 * lanes) if machine.vnni_takes_bytes() else acc.type
+    return invoke(b, symbol, acc.type, [acc, b.bitcast(u, bytes_or_words), b.bitcast(s, bytes_or_words)])
+
+
+def _dot_halves(b, acc, u, s):
+    """As two halves, for CPUs with 256-bit vectors."""
+    u, s = b.bitcast(u, i32x16.ir), b.bitcast(s, i32x16.ir)
+    halves = [i32s(range(8)), i32s(range(8, 16))]
+    parts = [
+        _vnni(b, *(b.shuffle_vector(v, undefined(v.type), half) for v in (acc, u, s))) for half in halves
+    ]
+    return b.shuffle_vector(*parts, i32s(range(16)))
+
+
+def _dot_u8s8(b, acc, u, s):
+    if machine.DOT == "avx512vnni":
+        return _vnni(b, acc, u, s)
+    if machine.DOT == "avxvnni":
+        return _dot_halves(b, acc, u, s)
+    return _dot_words(b, acc, u, s)
+
+
+def _dot_spread(b, acc, u, address):
+    """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): 4 activations against 16 weight rows."""
+    word = splat(b, b.load(pointer(b, address), typ=I32, align=1), 16)
+    return _dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
+
+
+dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
+
+
+# -- 16 rows at once
+
+
+def _prefetch(b, address):
+    # read, into the second-level cache (locality 2): the first one holds the panel
+    invoke(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address), I32(0), I32(2), I32(1)])
+
+
+def _row_address(b, source, stride, last, r):
+    """Address of row min(r, last): the last group of a matrix may have fewer than 16 rows."""
+    row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
+    return b.inttoptr(b.add(source, b.mul(stride, row)), PTR)
+
+
+def _tile(b, source, stride, last, target):
+    """16 bytes of each of 16 rows -> 4 vectors at `target`: lane r of vector j has bytes 4j .. 4j+3 of row r.
+
+    Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords
+    inside the quarters, which every SIMD instruction set can do, gives the right order.
+
+    The same place of the next 16 rows is prefetched: 4 rows per call, in turn, as four calls use up a cache
+    line.  Behind the last row this asks for memory that may not exist, which is harmless.
+    """
+    quarter = ir.VectorType(I32, 4)
+    turn = b.and_(b.lshr(source, I64(2)), I64(12))
+    for r in range(16, 20):
+        _prefetch(b, b.add(source, b.mul(stride, b.add(turn, I64(r)))))
+    rows = [b.load(_row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
+    spread = []
+    for g in range(4):
+        x = b.shuffle_vector(rows[g], rows[g + 4], i32s(range(8)))
+        y = b.shuffle_vector(rows[g + 8], rows[g + 12], i32s(range(8)))
+        spread.append(b.shuffle_vector(x, y, i32s(range(16))))
+
+    def interleave(x, y, order):
+        return b.shuffle_vector(x, y, i32s([4 * lane + i for lane in range(4) for i in order]))
+
+    low, high = (0, 16, 1, 17), (2, 18, 3, 19)
+    low_pair, high_pair = (0, 1, 16, 17), (2, 3, 18, 19)
+    for half, order in enumerate((low, high)):
+        x, y = interleave(spread[0], spread[1], order), interleave(spread[2], spread[3], order)
+        for j, pair in enumerate((low_pair, high_pair)):
+            b.store(interleave(x, y, pair), pointer(b, target, 64 * (2 * half + j)), align=1)
+
+
+def _column(b, source, stride, last):
+    """4 bytes of each of 16 rows as one vector of int32."""
+    result = undefined(i32x16.ir)
+    for r in range(16):
+        word = b.load(_row_address(b, source, stride, last, r), typ=I32, align=1)
+        result = b.insert_element(result, word, I32(r))
+    return result
+
+
+def _sums(b, address):
+    """16 vectors in memory -> their 16 sums, each added in the order of `sum_f32`."""
+    rows = [b.load(pointer(b, address, 64 * r), typ=f32x16.ir, align=1) for r in range(16)]
+    width = 16  # lanes that still belong to one row
+    while width > 1:
+        width //= 2
+        starts = [start + i for start in range(0, 32, 2 * width) for i in range(width)]
+        first, second = i32s(starts), i32s([lane + width for lane in starts])
+        rows = [
+            b.fadd(b.shuffle_vector(x, y, first), b.shuffle_vector(x, y, second))
+            for x, y in zip(rows[::2], rows[1::2], strict=True)
+        ]
+    return rows[0]
+
+
+sums_f32 = define(f32x16(types.intp), _sums)
+tile = define(types.void(types.intp, types.intp, types.intp, types.intp), _tile)
+column = define(i32x16(types.intp, types.intp, types.intp), _column)
