@@ -16,6 +16,7 @@ test-slow: $(VENV)/.installed-test  ## the same suite with ten times the example
 
 lint: $(VENV)/.installed-dev      ## style and types
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
 goldens: $(VENV)/.installed-oracles  ## record again what transformers says (oracles/README.md; llama.cpp: see there)
