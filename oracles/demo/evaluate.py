@@ -68,7 +68,7 @@ def table(scores) -> str:
 def main():
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("--model", required=True)
-    ap.add_argument("--count", type=int, default=400, help="held-out examples per skill")
+    ap.add_argument("--count", type=int, default=200, help="held-out examples per skill")
     ap.add_argument("--seed", type=int, default=77)
     ap.add_argument("--write", help="Markdown file whose score table is replaced")
     ap.add_argument("--wrong", type=int, default=0, help="print so many wrong answers of each skill")
