@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refimpl.frontend.chat_template import ChatTemplate
@@ -358,12 +358,22 @@ def test_ids_are_those_of_the_whole_text(messages, thinking, is_small):
     assert ids == small().encode(text, add_bos=True, parse_special=True)
 
 
+def _without_thoughts(message):
+    """The rule for old answers of the model, by hand: what follows an opened channel is cut, to its end."""
+    if message["role"] != "assistant":
+        return message
+    kept = "".join(part.split("<|channel>")[0] for part in message["content"].split("<channel|>"))
+    return {**message, "content": kept.strip()}
+
+
 @given(conversations(tricky_text), st.booleans())
+@example(
+    [user(""), assistant("<|channel>", call("f", {}, "i")), result("", "i")], False
+)  # nothing is left of it
 def test_typed_markers_become_no_marker_tokens(messages, thinking):
     ids = SMALL.render_ids(small(), messages, thinking=thinking)
-    harmless = json.loads(
-        re.sub("|".join(map(re.escape, MARKERS)), "the", json.dumps(messages).replace('<|\\"|>', "<|'|>"))
-    )
+    told = json.dumps([_without_thoughts(message) for message in messages])
+    harmless = json.loads(re.sub("|".join(map(re.escape, MARKERS)), "the", told.replace('<|\\"|>', "<|'|>")))
     n_markers = sum(small().is_special(i) for i in ids)
     assert n_markers == sum(
         small().is_special(i) for i in SMALL.render_ids(small(), harmless, thinking=thinking)
