@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpath.error_budget import limit_of, order_of, split_name
+from fastpath.error_budget import limit_of, order_of, row_limit_of, split_name
 
 META = "__meta__"  # the npz entry with the metadata, JSON text; no callback is called so
 
@@ -51,7 +51,12 @@ def record(engine, ids: Sequence[int]) -> dict[str, np.ndarray]:
 def save_trace(path: str | Path, trace: TraceFile) -> None:
     """Writes to exactly this path (np.savez alone would append a suffix)."""
     with open(path, "wb") as out:
-        np.savez(out, allow_pickle=False, **{META: np.array(json.dumps(trace.meta))}, **trace.arrays)
+        write_trace(out, trace)
+
+
+def write_trace(out: Any, trace: TraceFile) -> None:
+    """Into an open binary stream, which need not seek."""
+    np.savez(out, allow_pickle=False, **{META: np.array(json.dumps(trace.meta))}, **trace.arrays)
 
 
 def load_trace(path: str | Path) -> TraceFile:
@@ -75,48 +80,74 @@ def load_trace(path: str | Path) -> TraceFile:
 class Difference:
     """One name of two traces.
 
+    limit       the budget of `normalised`, None where the name has none
+    row_limit   the budget of `row_error`
     max_abs     largest |a - b|
-    normalised  RMS(a - b) / RMS(a); what the budget bounds
-    limit       the budget, None where the name has none
+    normalised  RMS(a - b) / RMS(a)
+    row_error   RMS(a_t - b_t) / RMS(a) of the row t where it is largest; RMS(a) is over all rows
+    row         t, the token's position
     note        why the numbers are missing, if they are
     """
 
     name: str
-    max_abs: float
-    normalised: float
     limit: float | None
+    row_limit: float | None
+    max_abs: float = np.nan
+    normalised: float = np.nan
+    row_error: float = np.nan
+    row: int | None = None
     note: str = ""
 
     @property
+    def is_row_over(self) -> bool:
+        return self.row_limit is not None and not self.row_error <= self.row_limit  # NaN is over
+
+    @property
     def is_over(self) -> bool:
-        if self.note:
+        if self.note or self.is_row_over:
             return True
-        return self.limit is not None and not self.normalised <= self.limit  # NaN is over
+        return self.limit is not None and not self.normalised <= self.limit
 
 
 def compare(a: TraceFile, b: TraceFile, column: str) -> list[Difference]:
     """The names both traces have, in the order of computation, against one column of the error budget."""
     shared = sorted(a.arrays.keys() & b.arrays.keys(), key=order_of)
     n_layers = 1 + max((split_name(name)[1] or 0 for name in shared), default=0)
-    limits = {name: limit_of(name, column, n_layers) for name in shared}
-    return [_difference(name, a.arrays[name], b.arrays[name], limits[name]) for name in shared]
-
-
-def _difference(name: str, a: np.ndarray, b: np.ndarray, limit: float | None) -> Difference:
-    if a.ndim == 0 or b.ndim == 0 or a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
-        return Difference(
-            name, np.nan, np.nan, limit, f"no numbers: {a.dtype}{list(a.shape)}, {b.dtype}{list(b.shape)}"
+    return [
+        Difference(
+            name,
+            limit_of(name, column, n_layers),
+            row_limit_of(name, column, n_layers),
+            **_figures(a.arrays[name], b.arrays[name]),
         )
+        for name in shared
+    ]
+
+
+def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """What a Difference says of two arrays."""
+    if a.ndim == 0 or b.ndim == 0 or a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return {"note": f"no numbers: {a.dtype}{list(a.shape)}, {b.dtype}{list(b.shape)}"}
     if len(a) != len(b) or a.size != b.size:
-        return Difference(name, np.nan, np.nan, limit, f"shapes differ: {list(a.shape)}, {list(b.shape)}")
+        return {"note": f"shapes differ: {list(a.shape)}, {list(b.shape)}"}
     if a.size == 0:
-        return Difference(name, 0.0, 0.0, limit)
+        return {"max_abs": 0.0, "normalised": 0.0, "row_error": 0.0}
     x, y = (array.reshape(len(array), -1).astype(np.float64) for array in (a, b))
     with np.errstate(invalid="ignore", over="ignore"):
         delta = np.abs(x - y)
-        size, error = np.sqrt(np.mean(x * x)), np.sqrt(np.mean(delta * delta))
-    normalised = error / size if size > 0 else (0.0 if error == 0 else np.inf)
-    return Difference(name, float(delta.max()), float(normalised), limit)
+        size, rows = np.sqrt(np.mean(x * x)), np.sqrt(np.mean(delta * delta, axis=1))
+        error = np.sqrt(np.mean(rows * rows))
+    row = int(np.argmax(rows))  # the first NaN, where there is one
+
+    def relative(e: float) -> float:
+        return float(e / size) if size > 0 else (0.0 if e == 0 else np.inf)
+
+    return {
+        "max_abs": float(delta.max()),
+        "normalised": relative(error),
+        "row_error": relative(rows[row]),
+        "row": row,
+    }
 
 
 def column_for(a: TraceFile, b: TraceFile) -> str:

@@ -44,7 +44,8 @@ def run_diff(args: argparse.Namespace) -> int:
     _warn_if_unlike(a, b)
     over = [d for d in differences if d.is_over]
     if over:
-        print(f"\nOVER: {len(over)} of {len(differences)} names; the first in computation is {over[0].name}")
+        first = over[0].name if over[0].row is None else f"{over[0].name}, worst at position {over[0].row}"
+        print(f"\nOVER: {len(over)} of {len(differences)} names; the first in computation is {first}")
         return 1
     print(f"\nwithin budget: all {len(differences)} names")
     return 0
@@ -59,11 +60,23 @@ def _describe(path: str, trace) -> str:
 
 
 def _print_table(differences) -> None:
-    print(f"{'name':28}{'max abs':>12}{'normalised':>12}{'budget':>10}  verdict")
+    """The worst row stands beside its position; its limit is shown where it is over."""
+    print(f"{'name':28}{'max abs':>11}{'normalised':>11}{'budget':>9}{'worst row':>11}{'at':>6}  verdict")
     for d in differences:
         budget = "-" if d.limit is None else f"{d.limit:.1e}"
-        verdict = d.note or ("OVER" if d.is_over else "no budget" if d.limit is None else "ok")
-        print(f"{d.name:28}{d.max_abs:12.3e}{d.normalised:12.3e}{budget:>10}  {verdict}")
+        at = "-" if d.row is None else str(d.row)
+        print(
+            f"{d.name:28}{d.max_abs:11.2e}{d.normalised:11.2e}{budget:>9}"
+            f"{d.row_error:11.2e}{at:>6}  {_verdict(d)}"
+        )
+
+
+def _verdict(d) -> str:
+    if d.note:
+        return d.note
+    if d.is_row_over:
+        return f"OVER: row limit {d.row_limit:.1e}"
+    return "OVER" if d.is_over else "no budget" if d.limit is None else "ok"
 
 
 def _print_missing(a, b) -> None:

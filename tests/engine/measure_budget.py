@@ -1,10 +1,11 @@
 """What the error budget is made from: `python -m tests.engine.measure_budget` prints measured values.
 
 For every name and column the largest normalised error over the tiny models of all families (in float32, in
-32-value and in 256-value blocks) and over the demo checkpoint, each divided by sqrt(1 + layer). The table is
-that of docs/numerics.md.
+32-value and in 256-value blocks) and over the demo checkpoint, each divided by sqrt(1 + layer); then the
+largest error of one row, in units of the name's limit. The table is that of docs/numerics.md.
 """
 
+import math
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -39,9 +40,11 @@ def traces(model, ids) -> dict[str, tuple[TraceFile, TraceFile]]:
 def measure(model, ids, worst) -> None:
     """worst[base name][column] = the largest error so far, in units of the growth with depth."""
     for column, (a, b) in traces(model, ids).items():
-        for d in compare(a, b, "float"):
+        for d in compare(a, b, column):
             base, at_layer_0 = split_name(d.name)[0], d.normalised / growth(d.name, model.config.n_layers)
             worst[base][column] = max(worst[base][column], at_layer_0)
+            if d.limit and math.isfinite(d.limit):
+                worst[base][f"row {column}"] = max(worst[base][f"row {column}"], d.row_error / d.limit)
 
 
 def main() -> None:
@@ -57,16 +60,23 @@ def main() -> None:
         messages = [{"role": "user", "content": TALK}]
         measure(demo, demo.template.render_ids(demo.tokenizer, messages, thinking=True), worst_demo)
     columns = [column for column in COLUMNS if column != "half"]  # needs another engine
-    print("| name | " + " | ".join(f"{column}: tiny, demo" for column in columns) + " |")
-    print("|---|---|---|---|")
+    print(
+        "| name | "
+        + " | ".join(f"{column}: tiny, demo" for column in columns)
+        + " | worst row: "
+        + ", ".join(columns)
+        + " |"
+    )
+    print("|---|---|---|---|---|")
     for base in TABLE:
         if base in worst_tiny:
             cells = (f"{worst_tiny[base][c]:.1e}, {_cell(worst_demo, base, c)}" for c in columns)
-            print(f"| `{base}` | {' | '.join(cells)} |")
+            rows = (max(worst_tiny[base][f"row {c}"], worst_demo[base][f"row {c}"]) for c in columns)
+            print(f"| `{base}` | {' | '.join(cells)} | {', '.join(f'{row:.2f}' for row in rows)} |")
 
 
 def _cell(worst, base: str, column: str) -> str:
-    return f"{worst[base][column]:.1e}" if base in worst else "-"
+    return f"{worst[base][column]:.1e}" if column in worst[base] else "-"
 
 
 if __name__ == "__main__":
