@@ -7,8 +7,10 @@
 
     model = load_model("model.gguf")
     engine = Engine(model, ops_for("cpu"))
+    text = model.tokenizer.stream()
     for token_id in generate(engine, model.tokenizer.encode("Hello", add_bos=True), max_tokens=20):
-        print(model.tokenizer.piece(token_id))
+        print(text.push(token_id), end="", flush=True)
+    print(text.flush())
 
 Nothing is imported here, so that `twinpath --help` does not wait for the compiler.
 """

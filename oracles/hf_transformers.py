@@ -13,6 +13,10 @@ import re
 import sys
 from pathlib import Path
 
+from oracles.needs import need
+
+need("torch", "transformers", "gguf")
+
 import gguf
 import numpy as np
 import torch

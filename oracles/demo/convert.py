@@ -12,6 +12,10 @@ import hashlib
 import os
 from importlib.resources import files
 
+from oracles.needs import need
+
+need("torch", "transformers")
+
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants

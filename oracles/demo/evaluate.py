@@ -12,6 +12,10 @@ import argparse
 import hashlib
 import re
 
+from oracles.needs import need
+
+need("torch", "transformers")
+
 import torch
 
 from . import convert, data, model, train

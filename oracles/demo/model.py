@@ -8,6 +8,10 @@ that both give the same logits.
 
 from __future__ import annotations
 
+from oracles.needs import need
+
+need("torch", "transformers")
+
 import torch
 import torch.nn.functional as F
 from torch import nn

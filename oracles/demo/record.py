@@ -13,6 +13,10 @@ import hashlib
 import importlib.util
 import json
 
+from oracles.needs import need
+
+need("torch", "transformers")
+
 import numpy as np
 import torch
 

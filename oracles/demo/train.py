@@ -16,6 +16,10 @@ import os
 import socket
 import time
 
+from oracles.needs import need
+
+need("torch", "transformers")
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
