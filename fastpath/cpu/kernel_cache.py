@@ -43,10 +43,11 @@ def source_hash():
 def _user_cache():
     if sys.platform == "win32":
         return os.environ.get("LOCALAPPDATA")
-    if os.environ.get("XDG_CACHE_HOME"):
-        return os.environ["XDG_CACHE_HOME"]
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):  # the specification: a relative one is to be ignored
+        return named
     home = os.path.expanduser("~")
-    if not os.path.isabs(home):
+    if not (os.path.isabs(home) and os.path.isdir(home)):  # a home that is not there is not ours to make
         return None
     return os.path.join(home, "Library/Caches" if sys.platform == "darwin" else ".cache")
 

@@ -75,6 +75,11 @@ def test_first_usable_place(tmp_path, monkeypatch):
     assert kernel_cache.find().parent == tmp_path / "user" / "twinpath"
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     assert kernel_cache.find().parent.parent == tmp_path / "temporary"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # its specification: to be ignored
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # not there, and not ours to make
+    monkeypatch.chdir(tmp_path)
+    assert kernel_cache.find().parent.parent == tmp_path / "temporary"
+    assert not (tmp_path / "relative").exists() and not (tmp_path / "home").exists()
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(blocked))
     assert kernel_cache.find().parent.parent == tmp_path / "temporary"
