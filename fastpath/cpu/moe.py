@@ -2,7 +2,9 @@
 
 work item   one token (route)
 arithmetic  the choice is made on the logits themselves, so that no rounding of a softmax makes ties; the
-            weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice
+            weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice;
+            where the definition's softmax is NaN (a logit is, or the largest is infinite) the whole row is,
+            and the choice is 0, 1, 2, ...
 """
 
 import numba
@@ -29,6 +31,7 @@ from fastpath.cpu.simd import (
 from fastpath.cpu.vector_math import exp_or_zero
 
 F32 = numba.float32
+NAN = np.float32(np.nan)
 TOKENS_PER_PIECE = 16
 
 
@@ -42,8 +45,15 @@ def _route_kernel(args, lo, hi, thread):
     scales = work + 4 * padded
     for t in range(lo, hi):
         row = logits + 4 * n_experts * t
+        highest = ld_f32(row)
+        no_softmax = False
         for e in range(n_experts):
             st_u8(taken + e, 0)
+            value = ld_f32(row + 4 * e)
+            if value > highest:
+                highest = value
+            no_softmax |= value != value
+        no_softmax |= highest - highest != F32(0.0)
         for a in range(padded):
             st_f32(work + 4 * a, F32(0.0))
             st_f32(scales + 4 * a, F32(1.0))
@@ -52,16 +62,16 @@ def _route_kernel(args, lo, hi, thread):
             top = F32(0.0)
             for e in range(n_experts):
                 value = ld_f32(row + 4 * e)
-                if ld_u8(taken + e) == 0 and (best < 0 or value > top):
+                if ld_u8(taken + e) == 0 and (best < 0 or (value > top and not no_softmax)):
                     best, top = e, value
             st_u8(taken + best, 1)
             st_i32(ids + 4 * (n_active * t + a), best)
             st_f32(work + 4 * a, top)
             if scale:
                 st_f32(scales + 4 * a, ld_f32(scale + 4 * best))
-        highest = splat_f32(ld_f32(work))
+        shift = splat_f32(NAN if no_softmax else highest)
         for a in range(0, padded, 16):
-            store_f32(work + 4 * a, exp_or_zero(sub_f32(load_f32(work + 4 * a), highest)))
+            store_f32(work + 4 * a, exp_or_zero(sub_f32(load_f32(work + 4 * a), shift)))
         total = F32(0.0)
         for a in range(n_active):
             total += ld_f32(work + 4 * a)

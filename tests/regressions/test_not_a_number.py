@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fastpath.cpu
+import refimpl.ops
 from fastpath.backend import ops_for
 from fastpath.engine import Engine, NotFiniteError
 from fastpath.load import load_model
@@ -30,6 +31,21 @@ def test_attention_passes_it_on_to_those_who_see_it(of):
     lanes, positions = np.zeros(3, np.int32), np.array([34, 36, 20], np.int32)
     out = fastpath.cpu.attention(q, keys, values, lanes, positions, None)
     assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("expert", [0, 3, 6])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_route_passes_it_on_as_the_definition_does(expert, bad):
+    """A NaN logit loses every comparison: the kernel would choose among the others."""
+    logits = strategies.normal(RNG, 3, 7)
+    logits[1, expert] = bad
+    scale = np.linspace(0.5, 2, 7, dtype=np.float32)
+    ids, weights = fastpath.cpu.route(logits, 2, scale)
+    want_ids, want = refimpl.ops.route(logits, 2, scale)
+    assert np.isnan(want[1]).all() == (bad != -np.inf)
+    np.testing.assert_array_equal(ids, want_ids)
+    np.testing.assert_array_equal(np.isnan(weights), np.isnan(want))
 
 
 @pytest.mark.parametrize(
