@@ -158,7 +158,7 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids of a text.
 
-        add_bos        put BOS in front, unless `parse_special` already found one there: never two
+        add_bos        one BOS in front, however many `parse_special` found there
         parse_special  read markers (`<|turn>`) as the tokens they name; otherwise they are characters like
                        all others
         fence          a character that is dropped once markers have been read: one inside a marker keeps it
@@ -173,8 +173,9 @@ class Tokenizer:
             elif part:
                 plain = part.replace(fence, "") if fence else part
                 ids += self._bpe.encode(plain.replace(" ", SPACE), add_special_tokens=False).ids
-        if add_bos and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
+        if add_bos:
+            n_found = next((n for n, i in enumerate(ids) if i != self.bos_id), len(ids))
+            ids[:n_found] = [self.bos_id]
         return ids
 
     # -- ids to text -------------------------------------------------------------------------------

@@ -119,6 +119,8 @@ def test_emoji_in_a_stream():
 def test_no_two_bos():
     assert real().encode("Hi", add_bos=True) == [2, 10979]
     assert real().encode("<bos>Hi", add_bos=True, parse_special=True) == [2, 10979]
+    assert real().encode("<bos><bos>Hi", add_bos=True, parse_special=True) == [2, 10979]
+    assert real().encode("<bos>Hi<bos>", add_bos=True, parse_special=True) == [2, 10979, 2]
     assert real().encode("<bos>Hi", add_bos=True)[:2] == [2, 236820]
 
 
