@@ -59,15 +59,20 @@ class Engine:
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
-        return forward(
-            self.ops,
-            self.model.config,
-            self.model.weights,
-            self.cache,
-            batch,
-            activations=self.activations,
-            trace=trace,
-        )
+        return self._run(self.cache, batch, trace)
+
+    def _run(self, cache: KVCache, batch: Batch, trace) -> np.ndarray:
+        """Ops may meet NaN and infinity, and pass them on: `_check_finite` says what NumPy would warn of."""
+        with np.errstate(all="ignore"):
+            return forward(
+                self.ops,
+                self.model.config,
+                self.model.weights,
+                cache,
+                batch,
+                activations=self.activations,
+                trace=trace,
+            )
 
     def extend(
         self, pieces: Sequence[tuple[int, Sequence[int]]], rows: LogitRows = "last", trace=None
@@ -155,15 +160,7 @@ class Engine:
         for start in range(0, len(ids), step):
             batch = make_batch([(0, start, ids[start : start + step], "all")])
             try:
-                forward(
-                    self.ops,
-                    self.model.config,
-                    self.model.weights,
-                    fresh,
-                    batch,
-                    activations=self.activations,
-                    trace=_StopAtNotFinite(batch.positions),
-                )
+                self._run(fresh, batch, _StopAtNotFinite(batch.positions))
             except _FoundNotFinite as found:
                 return str(found)
         return "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"

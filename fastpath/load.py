@@ -1,6 +1,7 @@
 """A model file, opened: configuration, weights that stay in the file, tokenizer, chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +34,8 @@ class Model:
     def tokenizer(self):
         from refimpl.frontend.tokenizer import Tokenizer
 
-        return Tokenizer.from_gguf(self.file)
+        with _naming(self.path):
+            return Tokenizer.from_gguf(self.file)
 
     @cached_property
     def template(self):
@@ -41,7 +43,19 @@ class Model:
 
         source = self.file.metadata.get("tokenizer.chat_template")
         bos = self.tokenizer.piece(self.tokenizer.bos_id)
-        return ChatTemplate(source, small_family=self.config.per_layer_dim > 0, bos=bos)
+        with _naming(self.path):
+            return ChatTemplate(
+                source, small_family=self.config.per_layer_dim > 0, bos=bos, name=str(self.path)
+            )
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Faults in a file's metadata name the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load_model(path: str | Path) -> Model:

@@ -1,12 +1,8 @@
 """Dispatch: a subcommand when the first word names one, inference otherwise. Faults are one line, exit 2."""
 
-import importlib
-import io
-import os
-import sys
-from collections.abc import Sequence
+import sys  # and nothing that takes time: before `main` a Ctrl+C would be a traceback
 
-from fastpath.cli.arguments import PROG, Parser
+PROG = "twinpath"
 
 # name -> (module, what it does); modules are imported when chosen, so that --help waits for nothing
 COMMANDS = {
@@ -18,35 +14,32 @@ COMMANDS = {
     "diff": ("fastpath.cli.diff", "two traces against the error budget; names the first that is over"),
 }
 
-OK, FAULT, INTERRUPTED = 0, 2, 130
-STATUSES = (
-    "0 done; 1 diff found a name over its budget; 2 wrong input; 130 Ctrl+C, after what was said so far"
-)
+OK, FAULT, INTERRUPTED, NO_READER = 0, 2, 130, 141  # the last two as shells count SIGINT and SIGPIPE
+STATUSES = """
+  0    done
+  1    diff found a name over its budget
+  2    wrong input, or output that cannot be written: one line says which
+  130  Ctrl+C, after what was said so far
+  141  the reader of the output went away, as `head` does: no message"""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line; the process's exit status.
-
-    0 done; 1 `diff` found a name over its budget; 2 wrong input, with one line on stderr; 130 interrupted.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:
-        return _fault("standard output is closed. Leave it open, or send it to a file.")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command line; the process's exit status, one of STATUSES."""
     try:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if sys.stdout is None:
+            return _fault("standard output is closed. Leave it open, or send it to a file.")
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         status = _run(words)
         sys.stdout.flush()
         return status
-    except SystemExit as end:  # argparse: --help, or a fault that it has printed
-        return end.code if isinstance(end.code, int) else OK
     except KeyboardInterrupt:
-        print(f"{PROG}: interrupted", file=sys.stderr)
+        _say(f"{PROG}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        return _fault(
-            "the reader of this output went away before its end. Read it to the end, or ask for less."
-        )
+        _flush_or_drop()
+        return NO_READER
     except MemoryError:
         return _fault("out of memory. Ask for less: --context and --chunk bound the cache and a call.")
     except OSError as error:
@@ -57,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    """Like `main`, but faults are exceptions."""
+    try:
+        return _dispatch(words)
+    except SystemExit as end:  # argparse: --help, or a fault that it has printed
+        return end.code if isinstance(end.code, int) else OK
+
+
+def _dispatch(words: list[str]) -> int:
+    import importlib
+
+    from fastpath.cli.arguments import Parser
+
     if words and words[0] in COMMANDS:
         name = words.pop(0)
         module = importlib.import_module(COMMANDS[name][0])
@@ -69,20 +74,38 @@ def _run(words: list[str]) -> int:
     parser = Parser(
         prog=PROG,
         description="Runs Gemma 4. Without a subcommand it answers a prompt.",
-        epilog=f"subcommands (each has its own --help):\n{others}\n\nexit status: {STATUSES}",
+        epilog=f"subcommands (each has its own --help):\n{others}\n\nexit status:{STATUSES}",
     )
     run.add_run(parser)
     return run.run_run(parser.parse(words))
 
 
 def _fault(message: str) -> int:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:  # nobody can read the rest: throw it away, or the exit's own flush fails once more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    print(f"{PROG}: {' '.join(message.split())}", file=sys.stderr)
+    from fastpath.cli.arguments import one_line
+
+    _say(f"{PROG}: {one_line(message)}")
     return FAULT
+
+
+def _say(line: str) -> None:
+    """On standard error, behind what was said before; to nobody, if nobody takes it."""
+    _flush_or_drop()
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _flush_or_drop()
+
+
+def _flush_or_drop() -> None:
+    """What a stream does not take is thrown away: the exit would stumble over it, and change the status."""
+    import os
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

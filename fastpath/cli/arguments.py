@@ -3,12 +3,16 @@
 import argparse
 import json
 import math
+import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-PROG = "twinpath"
+PROG = "twinpath"  # as in __main__, which imports nothing before it must
+MAX_DIGITS = 1000  # of a whole number in JSON: Python refuses to convert much longer ones
+MAX_WORD = 300  # characters of a path or a text that a message repeats
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,8 +31,36 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unknown option {name} (a text that begins with - is given as --option=TEXT)")
         return self.parse_args(words)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """argparse hides it when this fails."""
+        stream = file or sys.stderr
+        if stream is not None:
+            stream.write(message)
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{PROG}: {message}. See: {self.prog} --help\n")
+        self.exit(2, f"{PROG}: {one_line(message)}. See: {self.prog} --help\n")
+
+
+def one_line(message: str) -> str:
+    """A message without line breaks; of overlong words, such as paths, the beginning and the end."""
+    half = MAX_WORD // 2
+    cut = re.compile(rf"(\S{{{half}}})\S{{{half},}}(\S{{{half // 2}}})")
+    return cut.sub(r"\1[...]\2", " ".join(message.split()))
+
+
+def text(given: str) -> str:
+    """An argparse type: a text of UTF-8. Python hands over other bytes as halves of surrogate pairs."""
+    try:
+        os.fsencode(given).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise argparse.ArgumentTypeError(_not_utf8(error.start)) from None
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"character {error.start} is not one that UTF-8 can write") from None
+    return given
+
+
+def _not_utf8(byte: int) -> str:
+    return f"byte {byte} is not UTF-8 text. Save the text as UTF-8"
 
 
 def whole(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
@@ -109,6 +141,8 @@ def model_path(given: str | None) -> Path:
     """The file asked for, or the demo."""
     from fastpath.load import DEMO
 
+    if given == "":
+        raise ValueError("the model's name is empty. Give a file, or leave --model out for the demo.")
     if given is None and not DEMO.exists():
         raise ValueError(f"{DEMO}: the embedded demo checkpoint is missing. Give a model: --model FILE.")
     return DEMO if given is None else Path(given)
@@ -137,12 +171,31 @@ def read_text(source: str) -> str:
         return Path(source).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         name = "standard input" if source == "-" else source
-        raise ValueError(f"{name}: byte {error.start} is not UTF-8 text. Save the text as UTF-8.") from error
+        raise ValueError(f"{name}: {_not_utf8(error.start)}.") from error
+
+
+class _NotANumber(Exception):
+    pass
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise _NotANumber(f"a number of {len(digits)} digits, at most {MAX_DIGITS} allowed. Write it as text")
+    return int(digits)
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise _NotANumber(f"the number {number[:40]} is not finite. Write it as text")
+    return value
 
 
 def read_json(source: str, what: str) -> Any:
     try:
-        return json.loads(read_text(source))
+        return json.loads(read_text(source), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except _NotANumber as error:
+        raise ValueError(f"{source}: {what} are not usable: {error}.") from error
     except json.JSONDecodeError as error:
         raise ValueError(
             f"{source}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."

@@ -21,7 +21,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 def run_inspect(args: argparse.Namespace) -> int:
     from fastpath.load import load_model
 
-    model = load_model(model_path(args.path_option or args.path))
+    model = load_model(model_path(args.path if args.path_option is None else args.path_option))
     context = args.context or model.config.context_len
     if context > model.config.context_len:
         most = model.config.context_len

@@ -2,10 +2,9 @@
 
 import argparse
 import hashlib
-from pathlib import Path
 from typing import Any
 
-from fastpath.cli import arguments
+from fastpath.cli import arguments, output
 
 HASHED_BYTES = 1 << 27  # larger models are told apart by their size
 LOGITS_BYTES = 1 << 28  # most bytes of logits at a time: with 262,144 tokens, 256 rows
@@ -17,11 +16,15 @@ def _add_tokens(parser: argparse.ArgumentParser, suffix: str) -> None:
     source.add_argument(
         "--tokens", type=arguments.token_ids, metavar="2,105,...", help="the ids, as they are"
     )
-    source.add_argument("--prompt", metavar="TEXT", help="a text, inside the chat template")
+    source.add_argument(
+        "--prompt", metavar="TEXT", type=arguments.text, help="a text, inside the chat template"
+    )
     parser.add_argument(
         "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
     )
-    parser.add_argument("--out", required=True, metavar=f"FILE{suffix}", help="where to write")
+    parser.add_argument(
+        "--out", required=True, metavar=f"FILE{suffix}", help="where to write; - is standard output"
+    )
     arguments.add_engine(parser)
 
 
@@ -33,16 +36,19 @@ def run_logits(args: argparse.Namespace) -> int:
     """float32 [T, V], written chunk by chunk: memory does not grow with T."""
     import numpy as np
 
+    from fastpath.cli.setup import warm_up
+
     engine, ids = _engine_and_ids(args)
     V = engine.model.config.vocab_size
-    with open(args.out, "wb") as out:
+    with output.writing(args.out, engine.model.file.paths) as out:
+        warm_up(args, engine)
         np.lib.format.write_array_header_1_0(
             out, {"descr": "<f4", "fortran_order": False, "shape": (len(ids), V)}
         )
         for start in range(0, len(ids), engine.chunk):
             logits = engine.extend([(0, ids[start : start + engine.chunk])], "all")
             out.write(np.ascontiguousarray(logits, "<f4").tobytes())
-    print(f"{args.out}: float32 [{len(ids)}, {V}]")
+    output.summarise(args.out, f"float32 [{len(ids)}, {V}]")
     return 0
 
 
@@ -51,27 +57,26 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    from fastpath.trace import TraceFile, record, save_trace
+    from fastpath.cli.setup import warm_up
+    from fastpath.trace import TraceFile, record, write_trace
 
     engine, ids = _engine_and_ids(args)
-    arrays = record(engine, ids)
-    save_trace(args.out, TraceFile(arrays, _meta(args, engine, ids)))
-    print(f"{args.out}: {len(arrays)} arrays of {len(ids)} tokens")
+    with output.writing(args.out, engine.model.file.paths) as out:
+        warm_up(args, engine)
+        arrays = record(engine, ids)
+        write_trace(out, TraceFile(arrays, _meta(args, engine, ids)))
+    output.summarise(args.out, f"{len(arrays)} arrays of {len(ids)} tokens")
     return 0
 
 
 def _engine_and_ids(args: argparse.Namespace):
-    from fastpath.cli.setup import open_engine, open_model, prompt_ids, warm_up
+    from fastpath.cli.setup import open_engine, open_model, prompt_ids
 
     model = open_model(args)
     ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, raw=args.raw)
     model.check_ids(ids)
     engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
     engine.check_room(len(ids))
-    if any(Path(args.out).exists() and path.samefile(args.out) for path in model.file.paths):
-        raise ValueError(f"{args.out}: is the model itself. Write to another file.")
-    Path(args.out).open("ab").close()  # before the work, not after it: can this be written?
-    warm_up(args, engine)
     return engine, ids
 
 

@@ -9,12 +9,12 @@ from fastpath.cli.arguments import real, whole
 def add_run(parser: argparse.ArgumentParser) -> None:
     arguments.add_model(parser)
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", metavar="TEXT", help="what to ask")
+    prompt.add_argument("--prompt", metavar="TEXT", type=arguments.text, help="what to ask")
     prompt.add_argument("--input", metavar="FILE", help="a UTF-8 file that holds the prompt")
     prompt.add_argument(
         "stdin", nargs="?", type=arguments.dash, metavar="-", help="read the prompt from standard input"
     )
-    parser.add_argument("--system", metavar="TEXT", help="a system message in front")
+    parser.add_argument("--system", metavar="TEXT", type=arguments.text, help="a system message in front")
     parser.add_argument(
         "--think", action="store_true", help="let the model think first, and show its thought"
     )
@@ -23,7 +23,13 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=whole(1), default=100, metavar="N", help="(default: 100)")
     parser.add_argument(
-        "--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="end at any of these texts"
+        "--stop",
+        nargs="+",
+        action="extend",
+        type=arguments.text,
+        default=[],
+        metavar="TEXT",
+        help="end at any of these texts",
     )
     parser.add_argument(
         "--stats", action="store_true", help="print times, rates and memory to stderr at the end"

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Callable
 
 from fastpath.cli import arguments
 
@@ -10,7 +11,9 @@ from fastpath.cli import arguments
 def add_tokenize(parser: argparse.ArgumentParser) -> None:
     arguments.add_model(parser)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("text", nargs="?", metavar="TEXT", help="the text; - reads standard input")
+    source.add_argument(
+        "text", nargs="?", metavar="TEXT", type=arguments.text, help="the text; - reads standard input"
+    )
     source.add_argument("--input", metavar="FILE", help="a UTF-8 file with the text")
     source.add_argument(
         "--ids", type=arguments.token_ids, metavar="2,105,...", help="the other way: ids to text"
@@ -57,9 +60,10 @@ def add_render(parser: argparse.ArgumentParser) -> None:
 def run_render(args: argparse.Namespace) -> int:
     """The prompt's text, an empty line, its ids."""
     from fastpath.cli.setup import open_model
+    from refimpl.frontend.messages import normalize_tools
 
-    messages = _list_of_objects(args.messages, "messages")
-    tools = _list_of_objects(args.tools, "tools") if args.tools else None
+    messages = _list_of_objects(args.messages, "messages", _check_messages)
+    tools = None if args.tools is None else _list_of_objects(args.tools, "tools", normalize_tools)
     model = open_model(args)
     options = {"tools": tools, "thinking": args.think, "add_generation_prompt": not args.no_generation_prompt}
     sys.stdout.write(model.template.render(messages, **options))
@@ -68,9 +72,22 @@ def run_render(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list_of_objects(source: str, what: str) -> list[dict]:
+def _check_messages(messages: list[dict]) -> None:
+    from refimpl.frontend.messages import normalize_messages
+
+    normalize_messages(messages, null=None, fold_results=False)
+
+
+def _list_of_objects(source: str, what: str, check: Callable[[list[dict]], object]) -> list[dict]:
+    """A list that `check` accepts; a fault names the file."""
     value = arguments.read_json(source, what)
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         got = json.dumps(value)[:40]
         raise ValueError(f"{source}: {what} must be a non-empty JSON list of objects, got {got}.")
+    try:
+        check(value)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{source}: {what} are nested too deeply to be read.") from error
     return value

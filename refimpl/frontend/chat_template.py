@@ -35,9 +35,12 @@ class ChatTemplate:
     small_family  E2B and E4B: with thinking off the built-in template adds no empty thought (the larger
                   models want one)
     bos           how the vocabulary spells BOS
+    name          of the file that the template comes from, for messages
     """
 
-    def __init__(self, source: str | None, *, small_family: bool, bos: str, eos: str = "<eos>"):
+    def __init__(
+        self, source: str | None, *, small_family: bool, bos: str, eos: str = "<eos>", name: str = ""
+    ):
         if not isinstance(source, str | None):
             raise ValueError(
                 f"tokenizer.chat_template: {type(source).__name__}, expected text; convert the model again"
@@ -45,7 +48,7 @@ class ChatTemplate:
         self.is_builtin = source is None
         self.source = builtin_source() if source is None else source
         self._small_family = small_family
-        self._bos, self._eos = bos, eos
+        self._bos, self._eos, self._name = bos, eos, name
         # Templates that ask for the role "tool" read such messages themselves; the oldest one wants
         # `tool_responses`.
         self._fold_results = "tool_responses" in self.source and not _ASKS_FOR_TOOL_ROLE.search(self.source)
@@ -91,10 +94,7 @@ class ChatTemplate:
         fence = unused_character([self.source, *_strings_in(variables)])
         fenced = map_strings(variables, _fencer(tokenizer.markers, fence))
         text = self._render(fenced, thinking, add_generation_prompt, extra)
-        ids = tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
-        while ids[1:2] == [tokenizer.bos_id]:
-            del ids[1]
-        return ids
+        return tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
 
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
         from refimpl.frontend.template_functions import NULL
@@ -114,19 +114,25 @@ class ChatTemplate:
         add_generation_prompt: bool,
         extra: Mapping[str, Any] | None,
     ) -> str:
-        text = self._environment.render(
-            self.source,
-            {
-                "enable_thinking": thinking,
-                "add_generation_prompt": add_generation_prompt,
-                "bos_token": self._bos,
-                "eos_token": self._eos,
-                "small_family": self._small_family,
-                **(extra or {}),
-                **variables,
-            },
-            seconds=MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2,
-        )
+        given = {
+            "enable_thinking": thinking,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self._bos,
+            "eos_token": self._eos,
+            "small_family": self._small_family,
+            **(extra or {}),
+            **variables,
+        }
+        seconds = MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2
+        try:
+            text = self._environment.render(self.source, given, seconds=seconds)
+        except ValueError as error:
+            if self.is_builtin or not self._name:
+                raise
+            raise ValueError(
+                f"{self._name}: {error} (the file's own template did not take these messages: change them, "
+                "use another file, or give a raw prompt, which needs no template)"
+            ) from error
         if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
             # Published revisions forget the model's turn after a message with calls, results and text.
             # llama.cpp adds it too (common/parsers/gemma4.cpp).

@@ -18,6 +18,7 @@ _PART_TYPES = {
     "audio": "audio", "input_audio": "audio", "audio_url": "audio",
     "video": "video", "video_url": "video", "input_video": "video",
 }  # fmt: skip
+_ROLES = ("system", "user", "assistant", "tool")
 _MAX_SCHEMA_DEPTH = 32
 _ANY_TYPE = "string"  # of a schema that allows everything: templates want one type, and a string can hold any
 
@@ -43,8 +44,9 @@ def _plain(message: Any, where: str, null: Any) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError(f"{where}: {_shown(message)}, expected an object with a role and a content")
     plain = dict(message)
-    if plain["role"] == "developer":
-        plain["role"] = "system"
+    plain["role"] = {"developer": "system", "model": "assistant"}.get(plain["role"], plain["role"])
+    if plain["role"] not in _ROLES:
+        raise ValueError(f"{where}.role: {_shown(plain['role'])}, expected one of {', '.join(_ROLES)}")
     plain["content"] = _content(plain.get("content"), plain["role"], f"{where}.content", null)
     calls = plain.pop("tool_calls", None)
     if calls:
@@ -228,14 +230,14 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     plain = {**function, "description": function.get("description") or ""}
     if parameters:
         definitions = {**_mapping(parameters.get("definitions")), **_mapping(parameters.get("$defs"))}
-        plain["parameters"] = _schema(parameters, definitions, 0)
+        plain["parameters"] = _schema(parameters, definitions, 0, f"{where}.function.parameters")
     else:
         plain.pop("parameters", None)
     outer = {} if function is tool else tool
     return {"type": "function", **outer, "function": plain}
 
 
-def _schema(schema: Any, definitions: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def _schema(schema: Any, definitions: Mapping[str, Any], depth: int, where: str) -> dict[str, Any]:
     """One schema with one type: references and unions resolved, null as `nullable`, a missing type guessed
     from the keywords.
     """
@@ -250,12 +252,18 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int) -> dict[str
             schema["nullable"] = True
     if not isinstance(schema.get("type"), str):
         schema["type"] = _guessed_type(schema)
-    if isinstance(schema.get("properties"), Mapping):
+    if schema.get("properties", "") is None:
+        del schema["properties"]
+    if "properties" in schema:
+        properties = schema["properties"]
+        if not isinstance(properties, Mapping):
+            raise ValueError(f"{where}.properties: {_shown(properties)}, expected an object of schemas")
         schema["properties"] = {
-            key: _schema(value, definitions, depth + 1) for key, value in schema["properties"].items()
+            key: _schema(value, definitions, depth + 1, f"{where}.properties.{_shown(key)}")
+            for key, value in properties.items()
         }
     if isinstance(schema.get("items"), Mapping):
-        schema["items"] = _schema(schema["items"], definitions, depth + 1)
+        schema["items"] = _schema(schema["items"], definitions, depth + 1, f"{where}.items")
     if schema.get("description", "") is None:
         del schema["description"]
     return schema

@@ -1,5 +1,6 @@
 """What each command prints and writes, on a tiny model under the reference's op table."""
 
+import builtins
 import json
 
 import numpy as np
@@ -150,6 +151,16 @@ class TestTraceAndDiff:
             and "kqv_out-2" in outcome.out.splitlines()[-1]
         )
 
+    def test_a_wrong_row_is_named(self, twinpath, traces, tmp_path):
+        arrays = dict(np.load(traces / "a.npz", allow_pickle=False))
+        arrays["Kcur_pos-2"] = arrays["Kcur_pos-2"].copy()
+        arrays["Kcur_pos-2"][5] *= 1.5
+        np.savez(tmp_path / "c.npz", **arrays)
+        outcome = twinpath("diff", traces / "a.npz", tmp_path / "c.npz", "--column", "different")
+        assert outcome.status == 1
+        assert outcome.out.splitlines()[-1].endswith("is Kcur_pos-2, worst at position 5")
+        assert all(len(line) < 110 for line in outcome.out.splitlines()[3:])
+
     def test_a_trace_of_another_engine(self, twinpath, traces, tmp_path):
         """No metadata, heads joined, one name missing, one unknown."""
         arrays = dict(np.load(traces / "a.npz", allow_pickle=False))
@@ -229,6 +240,20 @@ class TestInference:
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
 
+    @pytest.mark.parametrize("module", ["fastpath.cli.arguments", "fastpath.cli.answer"])
+    def test_interrupted_in_an_import(self, twinpath, options, monkeypatch, module):
+        plain = builtins.__import__
+
+        def interrupted(name, *given, **options):
+            if name == module:
+                raise KeyboardInterrupt
+            return plain(name, *given, **options)
+
+        monkeypatch.setattr(builtins, "__import__", interrupted)
+        outcome = twinpath(*options, "--prompt", "user")
+        monkeypatch.undo()
+        assert outcome == (130, "", "twinpath: interrupted\n")
+
     def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
         extend, calls = Engine.extend, []
 
@@ -242,6 +267,48 @@ class TestInference:
         outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")
         assert outcome.status == 130
         assert "prefill  8 tokens in" in outcome.err and "ended by: interrupted" in outcome.err
+
+    def test_raw_has_one_bos(self, twinpath, options):
+        counts = {
+            twinpath(*options, "--raw", "--prompt", bos + "the user", "--max-tokens", 1, "--stats").err.split(
+                " tokens in"
+            )[0]
+            for bos in ("", "<bos>", "<bos><bos>")
+        }
+        assert len(counts) == 1, counts
+
+
+class TestOutputFiles:
+    """A file that a command writes is whole, or what it was."""
+
+    @pytest.fixture(params=["logits", "trace"])
+    def write(self, request, twinpath, options):
+        return lambda out: twinpath(request.param, *options, "--tokens", TOKENS, "--out", out)
+
+    def test_a_fault_leaves_the_old_file(self, write, tmp_path, monkeypatch):
+        (tmp_path / "f").write_bytes(b"old")
+        for error, status in ((KeyboardInterrupt, 130), (OSError(28, "No space left on device"), 2)):
+
+            def failing(self, *given, error=error, **options):
+                raise error
+
+            monkeypatch.setattr(Engine, "extend", failing)
+            assert write(tmp_path / "f").status == status
+            assert write(tmp_path / "new").status == status
+            assert [path.name for path in tmp_path.iterdir()] == ["f"]
+            assert (tmp_path / "f").read_bytes() == b"old"
+
+    def test_replaced_with_its_permissions_behind_its_link(self, write, tmp_path):
+        (tmp_path / "f").write_bytes(b"old")
+        (tmp_path / "f").chmod(0o640)
+        (tmp_path / "link").symlink_to("f")
+        assert write(tmp_path / "link").status == 0
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+        assert (tmp_path / "f").stat().st_size > 100
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "link"]
+
+    def test_never_the_model(self, fault, options, tiny_path):
+        assert "is the model itself" in fault("logits", *options, "--tokens", "2", "--out", tiny_path)
 
 
 def test_a_byte_order_mark_is_no_text(twinpath, tiny_path):

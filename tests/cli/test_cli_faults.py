@@ -2,10 +2,13 @@
 
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
 
+from fastpath.cli.__main__ import main
+from fastpath.load import load_model
 from tests import tiny
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"
@@ -51,6 +54,14 @@ HTML = b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"
         (["trace", "--tokens", ",", "--out", "x.npz"], "not a list of token ids"),
         (["tokenize"], "TEXT"),
         (["render"], "MESSAGES.json"),
+        (["--model", "", "--prompt", "hi"], "the model's name is empty"),
+        (["inspect", ""], "the model's name is empty"),
+        (["inspect", "--model", ""], "the model's name is empty"),
+        (["--prompt", "a\udcff"], "--prompt: byte 1 is not UTF-8 text. Save the text as UTF-8"),
+        (["--prompt", "a", "--system", "\udcff"], "--system: byte 0 is not UTF-8"),
+        (["--prompt", "a", "--stop", "é\udcff"], "--stop: byte 2 is not UTF-8"),
+        (["tokenize", "\udcff"], "byte 0 is not UTF-8"),
+        (["tokenize", "\ud800"], "character 0 is not one that UTF-8 can write"),
         (["diff"], "needs two traces"),
         (["diff", "--column", "bf16", "a", "b"], "bf16"),
     ],
@@ -175,7 +186,20 @@ def write(path, text):
         ('"hi"', "non-empty JSON list"),
         ("[1]", "list of objects"),
         pytest.param("[" * 100_000, "nested too deeply", id="deep"),
-        ('[{"content": "x"}]', "role"),
+        ('[{"content": "x"}]', "m.json: messages[0]"),
+        (
+            '[{"role": "wizard", "content": "x"}]',
+            "m.json: messages[0].role: 'wizard', expected one of system",
+        ),
+        (
+            '[{"role": "user", "content": "x", "n": 1e999}]',
+            "m.json: messages are not usable: the number 1e999",
+        ),
+        ('[{"role": "user", "content": "x", "n": NaN}]', "the number NaN is not finite"),
+        (
+            '[{"role": "user", "content": "x", "n": ' + "1" * 6000 + "}]",
+            "m.json: messages are not usable: a number",
+        ),
     ],
 )
 def test_messages(fault, tiny_path, tmp_path, text, says):
@@ -190,6 +214,15 @@ def test_tools_that_are_no_list(fault, tiny_path, tmp_path):
     )
 
 
+def test_tools_with_odd_properties(fault, twinpath, tiny_path, tmp_path):
+    messages = write(tmp_path / "m.json", json.dumps([{"role": "user"}]))
+    assert twinpath("render", "--model", tiny_path, messages).status == 0  # no content: empty
+    function = {"name": "f", "parameters": {"type": "object", "properties": [1]}}
+    tools = write(tmp_path / "t.json", json.dumps([{"type": "function", "function": function}]))
+    line = fault("render", "--model", tiny_path, messages, "--tools", tools)
+    assert "t.json: tools[0].function.parameters.properties: [1], expected an object" in line
+
+
 def test_traces(fault, tmp_path):
     assert "No such file" in fault("diff", tmp_path / "a.npz", tmp_path / "b.npz")
     (tmp_path / "a.npz").write_bytes(b"nothing")
@@ -197,6 +230,32 @@ def test_traces(fault, tmp_path):
     np.savez(tmp_path / "b.npz", x=np.ones(3))
     np.savez(tmp_path / "c.npz", y=np.ones(3))
     assert "no name in common" in fault("diff", tmp_path / "b.npz", tmp_path / "c.npz")
+
+
+def test_overlong_words_are_cut(fault):
+    for words in (["inspect", "a" * 5000], ["--prompt", "x", "--seed", "1" * 5000 + "x"]):
+        line = fault(*words)
+        assert len(line) < 600 and "[...]" in line
+
+
+def test_a_broken_template_names_the_file(fault, tmp_path):
+    for source in ("{% for %}", "{{ messages.nothing.at.all }}", "{{ raise_exception('no') }}"):
+        path = tiny.make(tmp_path / "m.gguf", "12b", keys={"tokenizer.chat_template": source})
+        line = fault("--model", path, "--backend", "ref", "--prompt", "hi")
+        assert f"{path}: chat template: " in line and "raw prompt" in line
+
+
+def test_damaged_weights_under_the_reference(tmp_path):
+    """NumPy's warnings say nothing that the line does not say."""
+    path = tiny.make(tmp_path / "broken.gguf", "e2b")
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(load_model(path).file.tensors["blk.1.attn_q_norm.weight"].data.tobytes())
+    data[at : at + 8] = np.float32([np.nan, np.inf]).tobytes()
+    path.write_bytes(data)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        status = main(["--model", str(path), "--backend", "ref", "--prompt", "hi"])
+    assert status == 2 and said == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
