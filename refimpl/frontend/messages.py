@@ -241,7 +241,7 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int, where: str)
     """One schema with one type: references and unions resolved, null as `nullable`, a missing type guessed
     from the keywords.
     """
-    schema = _resolved(schema, definitions) if depth < _MAX_SCHEMA_DEPTH else {"type": "object"}
+    schema = _resolved(schema, definitions, where) if depth < _MAX_SCHEMA_DEPTH else {"type": "object"}
     if depth == 0:
         schema.setdefault("type", "object")
     kinds = schema.get("type")
@@ -256,6 +256,8 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int, where: str)
         del schema["properties"]
     if "properties" in schema:
         properties = schema["properties"]
+        if properties == []:  # how some languages write an empty object
+            properties = {}
         if not isinstance(properties, Mapping):
             raise ValueError(f"{where}.properties: {_shown(properties)}, expected an object of schemas")
         schema["properties"] = {
@@ -269,12 +271,15 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int, where: str)
     return schema
 
 
-def _resolved(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(schema: Any, definitions: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A copy of a schema with its `$ref`, `allOf` and the first real alternative of its `anyOf` or `oneOf`
     merged in.
     """
     merged = dict(_mapping(schema))
     for _ in range(_MAX_SCHEMA_DEPTH):
+        for key in ("allOf", "anyOf", "oneOf"):
+            if merged.get(key) and not isinstance(merged[key], list | tuple):
+                raise ValueError(f"{where}.{key}: {_shown(merged[key])}, expected a list of schemas")
         if isinstance(merged.get("$ref"), str):
             name = re.sub(r"^#/(\$defs|definitions)/", "", merged.pop("$ref"))
             merged = {**_mapping(definitions.get(name)), **merged}

@@ -214,13 +214,27 @@ def test_tools_that_are_no_list(fault, tiny_path, tmp_path):
     )
 
 
-def test_tools_with_odd_properties(fault, twinpath, tiny_path, tmp_path):
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": [1]}, "parameters.properties: [1], expected an object"),
+        ({"properties": {"q": {"properties": "x"}}}, "parameters.properties.'q'.properties: 'x', expected"),
+        ({"properties": {"q": {"anyOf": 1}}}, "parameters.properties.'q'.anyOf: 1, expected a list"),
+        ({"allOf": True}, "parameters.allOf: True, expected a list"),
+    ],
+)
+def test_tools_with_odd_schemas(fault, tiny_path, tmp_path, schema, says):
     messages = write(tmp_path / "m.json", json.dumps([{"role": "user"}]))
-    assert twinpath("render", "--model", tiny_path, messages).status == 0  # no content: empty
-    function = {"name": "f", "parameters": {"type": "object", "properties": [1]}}
+    function = {"name": "f", "parameters": {"type": "object", **schema}}
     tools = write(tmp_path / "t.json", json.dumps([{"type": "function", "function": function}]))
     line = fault("render", "--model", tiny_path, messages, "--tools", tools)
-    assert "t.json: tools[0].function.parameters.properties: [1], expected an object" in line
+    assert f"t.json: tools[0].function.{says}" in line
+
+
+def test_a_message_without_content_is_empty(twinpath, tiny_path, tmp_path):
+    messages = write(tmp_path / "m.json", json.dumps([{"role": "user"}]))
+    outcome = twinpath("render", "--model", tiny_path, messages)
+    assert outcome.status == 0 and "<|turn>user\n<turn|>" in outcome.out
 
 
 def test_traces(fault, tmp_path):
