@@ -329,10 +329,12 @@ def _token_ids(metadata: Mapping[str, Any], key: str, n_vocab: int) -> list[int]
 
 def _check_id(value: Any, where: str, n_vocab: int) -> int:
     try:
-        token_id = value.__index__()
+        token_id = None if isinstance(value, (bool, np.bool_)) else value.__index__()
     except (AttributeError, TypeError):  # TypeError: an array, whose __index__ has no answer
+        token_id = None
+    if token_id is None:
         shown = " ".join(repr(value).split())[:60]
-        raise ValueError(f"{where}: {shown} is no token id, expected 0 to {n_vocab - 1}") from None
+        raise ValueError(f"{where}: {shown} is no token id, expected 0 to {n_vocab - 1}")
     if not 0 <= token_id < n_vocab:
         raise ValueError(
             f"{where}: {token_id}, expected 0 to {n_vocab - 1} (the vocabulary has {n_vocab} tokens)"

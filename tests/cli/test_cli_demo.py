@@ -2,16 +2,13 @@
 
 import pytest
 
-from fastpath.load import DEMO
-
-pytestmark = pytest.mark.skipif(not DEMO.exists(), reason="no demo checkpoint in this tree")
-
 
 @pytest.mark.parametrize("words", [["--prompt", "Who are you?"], ["--think", "--prompt", "What is 47+38?"]])
 def test_the_same_answer_from_both_op_tables(twinpath, words):
     compiled, defined = (twinpath(*words, "--backend", backend) for backend in ("cpu", "ref"))
     assert compiled.status == 0 and compiled.out == defined.out
     assert ("[thought]" in compiled.out) == ("--think" in words)
+    assert "--think" not in words or compiled.out.endswith("85.\n")
 
 
 def test_statistics_go_to_stderr(twinpath):

@@ -38,7 +38,6 @@ def test_int8_against_float(tiny_model, family):
     assert over(tiny_model(family, "block256"), tiny.prompt(family), "different", other="ref") == []
 
 
-@pytest.mark.skipif(not DEMO.exists(), reason="no demo checkpoint in this tree")
 @pytest.mark.parametrize("activations", ["int8", "float"])
 def test_demo(activations):
     model = load_model(DEMO)
