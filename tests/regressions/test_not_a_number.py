@@ -61,3 +61,16 @@ def test_the_fast_engine_names_the_first_place(tmp_path, tensor, place):
     engine = Engine(load_model(path), ops_for("cpu"))
     with pytest.raises(NotFiniteError, match=f"{place}: NaN or infinity at position 0"):
         engine.prefill(tiny.prompt("e2b")[:20])
+
+
+def test_the_engine_looks_at_the_lane_that_broke(tmp_path):
+    """Of two sequences in a call the second meets a damaged row: it is the one that is run once more."""
+    path = tiny.make(tmp_path / "broken.gguf", "e2b")
+    table = load_model(path).file.tensors["per_layer_token_embd.weight"]
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(table.data[100].tobytes())
+    data[at : at + 4] = np.float32(np.nan).tobytes()
+    path.write_bytes(data)
+    engine = Engine(load_model(path), ops_for("cpu"), n_seqs=2)
+    with pytest.raises(NotFiniteError, match="inp_per_layer_selected: NaN or infinity at position 2"):
+        engine.extend([(0, [2, 50, 51, 52, 53]), (1, [2, 60, 100, 61])])
