@@ -20,7 +20,7 @@ def answer(args: argparse.Namespace, text: str) -> int:
     """Prints the answer. Ctrl+C ends it with what was said so far, and status 130."""
     begin = time.perf_counter()
     model = open_model(args)
-    ids = prompt_ids(model, text, raw=args.raw, system=args.system, thinking=args.think)
+    ids = prompt_ids(model, text, args)
     load_s = time.perf_counter() - begin  # file, tokenizer, template; kernels report their own compilation
     engine = open_engine(args, model)
     engine.check_room(len(ids))

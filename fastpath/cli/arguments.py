@@ -103,6 +103,21 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_template(parser: argparse.ArgumentParser) -> None:
+    """How a prompt becomes the ids that the model reads."""
+    parser.add_argument("--system", metavar="TEXT", type=text, help="a system message in front")
+    parser.add_argument("--think", action="store_true", help="let the model think first")
+    parser.add_argument(
+        "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
+    )
+
+
+def check_template(args: argparse.Namespace) -> None:
+    """Refuses what contradicts itself."""
+    if args.raw and (args.think or args.system):
+        raise ValueError("--raw has no template, so it has no place for --think or --system. Leave one out.")
+
+
 def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument(

@@ -19,9 +19,7 @@ def _add_tokens(parser: argparse.ArgumentParser, suffix: str) -> None:
     source.add_argument(
         "--prompt", metavar="TEXT", type=arguments.text, help="a text, inside the chat template"
     )
-    parser.add_argument(
-        "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
-    )
+    arguments.add_template(parser)
     parser.add_argument(
         "--out", required=True, metavar=f"FILE{suffix}", help="where to write; - is standard output"
     )
@@ -72,8 +70,9 @@ def run_trace(args: argparse.Namespace) -> int:
 def _engine_and_ids(args: argparse.Namespace):
     from fastpath.cli.setup import open_engine, open_model, prompt_ids
 
+    arguments.check_template(args)
     model = open_model(args)
-    ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, raw=args.raw)
+    ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, args)
     model.check_ids(ids)
     engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
     engine.check_room(len(ids))

@@ -14,13 +14,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument(
         "stdin", nargs="?", type=arguments.dash, metavar="-", help="read the prompt from standard input"
     )
-    parser.add_argument("--system", metavar="TEXT", type=arguments.text, help="a system message in front")
-    parser.add_argument(
-        "--think", action="store_true", help="let the model think first, and show its thought"
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="no chat template: the prompt as it is, after one BOS"
-    )
+    arguments.add_template(parser)
     parser.add_argument("--max-tokens", type=whole(1), default=100, metavar="N", help="(default: 100)")
     parser.add_argument(
         "--stop",
@@ -69,8 +63,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def run_run(args: argparse.Namespace) -> int:
-    if args.raw and (args.think or args.system):
-        raise ValueError("--raw has no template, so it has no place for --think or --system. Leave one out.")
+    arguments.check_template(args)
     text = _prompt_text(args)
     from fastpath.cli.answer import answer  # numpy and the compiler: only now that the arguments are right
 

@@ -51,17 +51,18 @@ def _report_kernel(i: int, n: int, name: str) -> None:
     say(f"compiling kernels {i}/{n}: {name}")
 
 
-def prompt_ids(
-    model: Model, text: str, *, raw: bool = False, system: str | None = None, thinking: bool = False
-) -> list[int]:
-    """A text as the ids that the model expects: inside its chat template, or raw after exactly one BOS."""
+def prompt_ids(model: Model, text: str, args) -> list[int]:
+    """A text as the ids that the model expects: inside its chat template, or raw after exactly one BOS.
+
+    args: those of `arguments.add_template`
+    """
     if not text.strip():
         raise ValueError("the prompt is empty. Give some text with --prompt, --input or on standard input.")
-    if raw:
+    if args.raw:
         return model.tokenizer.encode(text, add_bos=True, parse_special=True)
-    messages = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "system", "content": args.system}] if args.system else []
     messages.append({"role": "user", "content": text})
-    return model.template.render_ids(model.tokenizer, messages, thinking=thinking)
+    return model.template.render_ids(model.tokenizer, messages, thinking=args.think)
 
 
 def say(text: str) -> None:

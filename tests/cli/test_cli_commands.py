@@ -120,7 +120,14 @@ class TestLogits:
         n_raw = len(model.tokenizer.encode("the user")) + 1
         assert len(np.load(tmp_path / "raw.npy")) == n_raw
         twinpath("logits", *options, "--prompt", "the user", "--out", tmp_path / "chat.npy")
-        assert len(np.load(tmp_path / "chat.npy")) > n_raw
+        n_chat = len(np.load(tmp_path / "chat.npy"))
+        assert n_chat > n_raw
+        twinpath("logits", *options, "--think", "--prompt", "the user", "--out", tmp_path / "think.npy")
+        n_think = len(np.load(tmp_path / "think.npy"))
+        assert n_think > n_chat
+        words = ("--think", "--system", "Be brief.", "--prompt", "the user", "--out", tmp_path / "all.npy")
+        twinpath("logits", *options, *words)
+        assert len(np.load(tmp_path / "all.npy")) > n_think
 
 
 @pytest.fixture(scope="module")

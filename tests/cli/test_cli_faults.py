@@ -48,6 +48,7 @@ HTML = b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>\n"
         (["--prompt", "hi", "--stop"], "--stop"),
         (["--prompt", "hi", "--raw", "--think"], "--raw has no template"),
         (["--prompt", "hi", "--raw", "--system", "x"], "--raw has no template"),
+        (["logits", "--prompt", "hi", "--raw", "--think", "--out", "x.npy"], "--raw has no template"),
         (["logits", "--out", "x.npy"], "--tokens --prompt"),
         (["logits", "--tokens", "1,x", "--out", "x.npy"], "'1,x' is not a list of token ids"),
         (["logits", "--tokens", "1,2"], "--out"),
