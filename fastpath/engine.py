@@ -140,9 +140,11 @@ class Engine:
         """n more tokens fit, or ValueError."""
         if n > self.room(lane):
             held = f", of which {self.length(lane)} are taken" if self.tokens[lane] else ""
+            most = self.model.config.context_len
+            longer = f", or ask for a longer context (the model allows {most})"
             raise ValueError(
                 f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
-                f"Shorten it, or ask for a longer context (the model allows {self.model.config.context_len})."
+                f"Shorten it{longer if self.context_len < most else ': the model was made for no more'}."
             )
 
     def _check_finite(self, logits: np.ndarray, lanes: np.ndarray) -> None:
