@@ -36,7 +36,7 @@ def source_hash():
     for path in sorted(_SOURCES.glob("*.py")):
         state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     versions = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, config.CPU_NAME)
-    state.update(repr((versions, sorted(machine.FEATURES))).encode())
+    state.update(repr((versions, machine.KERNELS, sorted(machine.FEATURES))).encode())
     return state.hexdigest()
 
 
