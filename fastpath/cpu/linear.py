@@ -14,6 +14,7 @@ from fastpath.cpu import dot, dot_float, threads, unpack
 from fastpath.cpu.buffers import address, floats, output, workspace
 from fastpath.cpu.dot import blocks_of_32, blocks_of_256
 from fastpath.cpu.kernel import kernel
+from fastpath.cpu.packing import PackedTensor
 from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
 from quant import QTensor
 
@@ -177,6 +178,7 @@ def _one_matrix(T):
 def _multiply(x, weight, activations, out, routing):
     if activations not in ("int8", "float"):
         raise ValueError(f"activations: got {activations!r}, expected 'int8' or 'float'. Choose one of them")
+    weight = _rows_of(weight)
     name = weight.format.name
     if activations == "int8" and name in INTEGER_KERNELS:
         activation = quantize(x, weight.format.block_size)
@@ -188,6 +190,12 @@ def _multiply(x, weight, activations, out, routing):
         )
     else:
         _multiply_dequantized(x, weight, out, routing)
+
+
+def _rows_of(weight):
+    if not isinstance(weight, PackedTensor):
+        return weight
+    return weight.unpack() if weight.is_grouped else weight.as_rows()
 
 
 def _launch(kernel, per_thread, activation, weight, out, routing, first_column=0):
