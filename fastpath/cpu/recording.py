@@ -1,0 +1,33 @@
+"""What this Python thread is recording: nothing, or one program (program.py).
+
+Rules for the wrappers of ops, so that a recorded step holds for other tokens and positions too:
+
+    values of the call (token ids, positions, lanes, expert ids) are read from memory, inside kernels; no
+    argument word, n, grain or size depends on them, only on shapes
+    nothing is computed by NumPy on such values between kernels; what depends on the batch alone may be: `host`
+    no silent copies: an array that is not as a kernel wants it is an error while recording
+"""
+
+import threading
+
+_local = threading.local()
+
+
+def current():
+    """The program that records, or None."""
+    return _local.__dict__.get("program")
+
+
+def start(program):
+    _local.program = program
+
+
+def host(step):
+    """Run a step in Python now; a program that records runs it again before each replay.
+
+    It may read the batch only, and writes into an array of `buffers.output`.
+    """
+    step()
+    program = current()
+    if program is not None:
+        program.host_steps.append(step)
