@@ -1,7 +1,8 @@
 """Vector values for products with 16 rows of a weight: table lookup, int8 dot products, transposing loads.
 
-More intrinsics like those of simd.py.  `dot_spread` and the functions that `lookup_i8` makes take a special
-instruction where there is one (machine.py), and plain LLVM IR elsewhere; the results are the same integers.
+More intrinsics like those of simd.py, and the functions that build them.  `dot_u8s8` and `look_up` take a
+special instruction where there is one (machine.py), and plain LLVM IR elsewhere; the results are the same
+integers.
 """
 
 from llvmlite import ir
@@ -29,11 +30,11 @@ from fastpath.cpu.simd import (
 # -- bytes through a table
 
 
-def lookup_i8(table):
+def look_up(b, index, table):
     """Each byte -> table[byte], for bytes below 16 and one constant table."""
     levels = [value - 256 if value > 127 else value for value in table]
 
-    def pieces(b, index, symbol, lanes):
+    def pieces(symbol, lanes):
         kind = ir.VectorType(I8, lanes)
         entries = ir.Constant(kind, levels * (lanes // 16))
         parts = [
@@ -50,23 +51,20 @@ def lookup_i8(table):
             parts = [b.shuffle_vector(x, y, joined) for x, y in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
-    def build(b, index):
-        if machine.IS_AARCH64:
-            return pieces(b, index, "llvm.aarch64.neon.tbl1.v16i8", 16)
-        for feature, symbol, lanes in (
-            ("avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
-            ("avx2", "llvm.x86.avx2.pshuf.b", 32),
-            ("ssse3", "llvm.x86.ssse3.pshuf.b.128", 16),
-        ):
-            if machine.IS_X86 and feature in machine.FEATURES:
-                return pieces(b, index, symbol, lanes)
-        result = same(i8x64, levels[0])
-        for code in range(1, 16):
-            hit = b.icmp_unsigned("==", index, same(i8x64, code))
-            result = b.select(hit, same(i8x64, levels[code]), result)
-        return result
-
-    return define(i8x64(i8x64), build)
+    if machine.IS_AARCH64:
+        return pieces("llvm.aarch64.neon.tbl1.v16i8", 16)
+    for feature, symbol, lanes in (
+        ("avx512bw", "llvm.x86.avx512.pshuf.b.512", 64),
+        ("avx2", "llvm.x86.avx2.pshuf.b", 32),
+        ("ssse3", "llvm.x86.ssse3.pshuf.b.128", 16),
+    ):
+        if machine.IS_X86 and feature in machine.FEATURES:
+            return pieces(symbol, lanes)
+    result = same(i8x64, levels[0])
+    for code in range(1, 16):
+        hit = b.icmp_unsigned("==", index, same(i8x64, code))
+        result = b.select(hit, same(i8x64, levels[code]), result)
+    return result
 
 
 # -- int8 dot products
@@ -109,7 +107,7 @@ def _dot_halves(b, acc, u, s):
     return b.shuffle_vector(*parts, i32s(range(16)))
 
 
-def _dot_u8s8(b, acc, u, s):
+def dot_u8s8(b, acc, u, s):
     if machine.DOT == "avx512vnni":
         return _vnni(b, acc, u, s)
     if machine.DOT == "avxvnni":
@@ -120,7 +118,7 @@ def _dot_u8s8(b, acc, u, s):
 def _dot_spread(b, acc, u, address):
     """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): 4 activations against 16 weight rows."""
     word = splat(b, b.load(pointer(b, address), typ=I32, align=1), 16)
-    return _dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
+    return dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
 
 
 dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
@@ -129,19 +127,19 @@ dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
 # -- 16 rows at once
 
 
-def _prefetch(b, address):
+def prefetch(b, address):
     # read, into the second-level cache (locality 2): the first one holds the panel
     invoke(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address), I32(0), I32(2), I32(1)])
 
 
-def _row_address(b, source, stride, last, r):
+def row_address(b, source, stride, last, r):
     """Address of row min(r, last): the last group of a matrix may have fewer than 16 rows."""
     row = b.select(b.icmp_signed("<", I64(r), last), I64(r), last)
     return b.inttoptr(b.add(source, b.mul(stride, row)), PTR)
 
 
-def _tile(b, source, stride, last, target):
-    """16 bytes of each of 16 rows -> 4 vectors at `target`: lane r of vector j has bytes 4j .. 4j+3 of row r.
+def rows_of_tile(b, source, stride, last):
+    """16 bytes of each of 16 rows -> 4 vectors: lane r of vector j has bytes 4j .. 4j+3 of row r.
 
     Four quarters of each vector come from rows 4 apart, so that interleaving dwords and then pairs of dwords
     inside the quarters, which every SIMD instruction set can do, gives the right order.
@@ -152,8 +150,8 @@ def _tile(b, source, stride, last, target):
     quarter = ir.VectorType(I32, 4)
     turn = b.and_(b.lshr(source, I64(2)), I64(12))
     for r in range(16, 20):
-        _prefetch(b, b.add(source, b.mul(stride, b.add(turn, I64(r)))))
-    rows = [b.load(_row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
+        prefetch(b, b.add(source, b.mul(stride, b.add(turn, I64(r)))))
+    rows = [b.load(row_address(b, source, stride, last, r), typ=quarter, align=1) for r in range(16)]
     spread = []
     for g in range(4):
         x = b.shuffle_vector(rows[g], rows[g + 4], i32s(range(8)))
@@ -165,17 +163,24 @@ def _tile(b, source, stride, last, target):
 
     low, high = (0, 16, 1, 17), (2, 18, 3, 19)
     low_pair, high_pair = (0, 1, 16, 17), (2, 3, 18, 19)
-    for half, order in enumerate((low, high)):
+    vectors = []
+    for order in (low, high):
         x, y = interleave(spread[0], spread[1], order), interleave(spread[2], spread[3], order)
-        for j, pair in enumerate((low_pair, high_pair)):
-            b.store(interleave(x, y, pair), pointer(b, target, 64 * (2 * half + j)), align=1)
+        vectors += [interleave(x, y, pair) for pair in (low_pair, high_pair)]
+    return vectors
+
+
+def _tile(b, source, stride, last, target):
+    """The four vectors of `rows_of_tile` at `target`."""
+    for j, vector in enumerate(rows_of_tile(b, source, stride, last)):
+        b.store(vector, pointer(b, target, 64 * j), align=1)
 
 
 def _column(b, source, stride, last):
     """4 bytes of each of 16 rows as one vector of int32."""
     result = undefined(i32x16.ir)
     for r in range(16):
-        word = b.load(_row_address(b, source, stride, last, r), typ=I32, align=1)
+        word = b.load(row_address(b, source, stride, last, r), typ=I32, align=1)
         result = b.insert_element(result, word, I32(r))
     return result
 

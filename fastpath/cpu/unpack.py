@@ -1,283 +1,318 @@
-"""Weight blocks to unsigned bytes: one function per format.        definition: quant (integer_parts)
+"""Weight blocks to unsigned bytes: one definition per format.        definition: quant (integer_parts)
 
-Each function takes one block of each of 16 rows: the rows are `stride` bytes apart, and row `last` stands
-for those behind it.  It writes vectors of 16 rows x 4 columns, columns ascending, to `panel`: bytes u = q +
-offset, unsigned because the dot product instruction multiplies unsigned by signed bytes (the offsets are in
-linear.py). Scales and minima become float32 lanes, one per row, at `scales` and `scales` + MINIMA; the
-small integer scales of sub-blocks int32 lanes, those of sub-block j at sc + 64*j and mn + 64*j.
+A definition is written with `Lanes` (lanes.py): it takes a block of 16 rows, packed or as in the file, and
+yields registers of 16 rows x 4 columns, bytes u = q + offset.  They are unsigned because the dot product
+instruction multiplies unsigned by signed bytes.  Its users take each register as it comes: matvec.py
+multiplies it, the functions at the end of this file store it to a panel for many rows of activations.
 
-All work is done on 16 rows at once, after a transposing load (`simd_dot.tile`): where a format keeps some
-bits of a row, a register has the same bits of 16 rows.
+    blocks of 32    columns(block)        yields (g, u): u holds columns 4g .. 4g+3
+    blocks of 256   columns(block, part)  part 0 to 3 of the block, a number at run time: yields (s, k, u):
+                                          u holds columns 4k .. 4k+3 of the part's sub-block s
+                    A part has 2 sub-blocks of 32 or 4 of 16; `sub_block` tells which they are.
+
+Scales are float32 lanes, one per row, and the small integer scales and minima of sub-blocks int32 lanes.
 """
 
-from fastpath.cpu.kernel import helper
-from fastpath.cpu.simd import (
-    and_i8,
-    and_i32,
-    as_i8,
-    byte_s8,
-    byte_u8,
-    high_f16,
-    load_i8,
-    load_i32,
-    low_e8m0,
-    low_f16,
-    mul_i32,
-    or_i8,
-    or_i32,
-    shift_i32,
-    shl_i8,
-    shr_i8,
-    splat_i32,
-    store_f32,
-    store_i8,
-    store_i32,
-    sub_i32,
-    xor_i8,
-)
-from fastpath.cpu.simd_dot import column, lookup_i8, tile
+from collections.abc import Callable
+from dataclasses import dataclass
 
-SPARE = 4096  # bytes from the panel to room for transposed raw bytes
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from fastpath.cpu.lanes import Lanes, PackedBlock, RowsBlock
+from fastpath.cpu.simd import I32, I64, define, pointer
+
 MINIMA = 512  # bytes from the scales of up to 8 blocks to their minima
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-iq4_level, fp4_level = (lookup_i8([level + 128 for level in levels]) for levels in (_IQ4, _FP4))
-
-flip = xor_i8(-128)
-low2, low4 = and_i8(0x03), and_i8(0x0F)
-only_04, only_30 = and_i8(0x04), and_i8(0x30)
-shl1, shl2, shl4 = (shl_i8(n) for n in (1, 2, 4))
-shr1, shr2, shr3, shr4, shr5, shr6 = (shr_i8(n) for n in (1, 2, 3, 4, 5, 6))
-word2, word4, word6, word_30 = (and_i32(mask) for mask in (0x03, 0x0F, 0x3F, 0x30))
-word_01, word_10 = and_i32(0x01010101), and_i32(0x10101010)
+IQ4 = [level + 128 for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)]
+FP4 = [level + 128 for level in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
 
 
-# -- blocks of 32: (source, stride, last, panel, scales)
+@dataclass(frozen=True)
+class Blocks32:
+    columns: Callable
+    scale: Callable
+    minimum: Callable | None
+    offset: int
 
 
-@helper
-def _nibbles(source, stride, last, panel):
+@dataclass(frozen=True)
+class Blocks256:
+    columns: Callable
+    scales: Callable  # block -> (d, dmin or None, the sc, the mn or None)
+    n_sub: int
+    offset: int
+
+    @property
+    def width(self):
+        """Vectors of a sub-block."""
+        return 64 // self.n_sub
+
+    def sub_block(self, b, part, s):
+        """Number in the block, an LLVM value, of the part's sub-block s."""
+        if self.n_sub == 8:
+            return b.add(b.shl(part, I64(1)), I64(s))
+        upper = b.shl(b.lshr(part, I64(1)), I64(3))
+        return b.add(b.add(upper, b.and_(part, I64(1))), I64(2 * s))
+
+
+# -- blocks of 32
+
+
+def _half(at):
+    return lambda block: block.half(at)
+
+
+def _nibbles(at):
     """16 bytes: the low nibbles are columns 0 to 15, the high ones 16 to 31."""
-    tile(source, stride, last, panel)
-    for at in range(panel, panel + 256, 64):
-        bits = load_i8(at)
-        store_i8(at, low4(bits))
-        store_i8(at + 256, shr4(bits))
+
+    def columns(block):
+        for g, bits in enumerate(block.bytes(at, 4)):
+            yield g, bits & 15
+            yield g + 4, bits >> 4
+
+    return columns
 
 
-@helper
-def _levels(source, stride, last, panel, level):
-    """As `_nibbles`, but the nibbles are codes of a table."""
-    tile(source, stride, last, panel)
-    for at in range(panel, panel + 256, 64):
-        codes = load_i8(at)
-        store_i8(at, level(low4(codes)))
-        store_i8(at + 256, level(shr4(codes)))
+def _codes(at, table):
+    """As `_nibbles`, but the nibbles are numbers of levels."""
+
+    def columns(block):
+        for g, bits in _nibbles(at)(block):
+            yield g, bits.through(table)
+
+    return columns
 
 
-@helper
-def _five_bits(source, stride, last, panel, fifth):
-    """As `_nibbles`, with bit i of `fifth` on top of column i."""
-    tile(source, stride, last, panel)
-    for j in range(4):
-        bits = load_i8(panel + 64 * j)
-        store_i8(panel + 64 * j, or_i8(low4(bits), _spread(shift_i32(fifth, 4 * j))))
-        store_i8(panel + 256 + 64 * j, or_i8(shr4(bits), _spread(shift_i32(fifth, 16 + 4 * j))))
+def _five_bits(fifth_at, at):
+    """As `_nibbles`, with bit i of a word on top of column i."""
+
+    def columns(block):
+        fifth = block.words(fifth_at)
+        for g, bits in _nibbles(at)(block):
+            # the product has the lowest four bits 7 places apart, so that none overlap
+            spread = ((fifth >> 4 * g) & 15) * 0x02040810
+            yield g, bits | (spread & 0x10101010).bytes
+
+    return columns
 
 
-@helper
-def _spread(bits):
-    """Bit i of the lowest four -> bit 4 of byte i.  The product holds them 7 places apart; none overlap."""
-    return as_i8(word_10(mul_i32(word4(bits), splat_i32(0x02040810))))
+def _signed_bytes(at):
+    def columns(block):
+        for g, bits in enumerate(block.bytes(at, 8)):
+            yield g, bits ^ 0x80
+
+    return columns
 
 
-@helper
-def q4_0(source, stride, last, panel, scales):
-    _nibbles(source + 2, stride, last, panel)
-    store_f32(scales, low_f16(column(source, stride, last)))
+Q4_0 = Blocks32(_nibbles(2), _half(0), None, 8)
+Q4_1 = Blocks32(_nibbles(4), _half(0), _half(2), 0)
+Q5_0 = Blocks32(_five_bits(2, 6), _half(0), None, 16)
+Q5_1 = Blocks32(_five_bits(4, 8), _half(0), _half(2), 0)
+Q8_0 = Blocks32(_signed_bytes(2), _half(0), None, 128)
+IQ4_NL = Blocks32(_codes(2, IQ4), _half(0), None, 128)
+MXFP4 = Blocks32(_codes(1, FP4), lambda block: block.byte(0).exponent(), None, 128)
 
 
-@helper
-def q4_1(source, stride, last, panel, scales):
-    _nibbles(source + 4, stride, last, panel)
-    _two_scales(column(source, stride, last), scales)
+# -- blocks of 256
 
 
-@helper
-def q5_0(source, stride, last, panel, scales):
-    _five_bits(source + 6, stride, last, panel, column(source + 2, stride, last))
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _quarter(block, part):
+    """Of a 16-byte-wide field: where the part's bytes begin, in bytes per 64 columns and per 128 columns."""
+    b = block.b
+    half, side = b.lshr(part, I64(1)), b.and_(part, I64(1))
+    return half, b.shl(side, I64(4))
 
 
-@helper
-def q5_1(source, stride, last, panel, scales):
-    _five_bits(source + 8, stride, last, panel, column(source + 4, stride, last))
-    _two_scales(column(source, stride, last), scales)
+def _q2_k(block, part):
+    half, at = _quarter(block, part)
+    for k, bits in enumerate(block.moved(block.b.add(block.b.shl(half, I64(5)), at)).bytes(16, 4)):
+        for s in range(4):
+            yield s, k, (bits >> 2 * s) & 3
 
 
-@helper
-def q8_0(source, stride, last, panel, scales):
-    tile(source + 2, stride, last, panel)
-    tile(source + 18, stride, last, panel + 256)
-    for at in range(panel, panel + 512, 64):
-        store_i8(at, flip(load_i8(at)))
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _q2_k_scales(block):
+    fours = [word.words for word in block.bytes(0, 4)]
+    both = [four.byte(j) for four in fours for j in range(4)]
+    return block.half(80), block.half(82), [x & 15 for x in both], [x >> 4 for x in both]
 
 
-@helper
-def iq4_nl(source, stride, last, panel, scales):
-    _levels(source + 2, stride, last, panel, iq4_level)
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _q3_k(block, part):
+    b = block.b
+    half, at = _quarter(block, part)
+    third = block.moved(at).bytes(0, 4)
+    pairs = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(32, 4)
+    first = b.trunc(b.shl(half, I64(2)), I32)  # the bit of sub-block 0 in `third`
+    for k, (top, bits) in enumerate(zip(third, pairs, strict=True)):
+        top = (top.words >> first).bytes
+        for s in range(4):
+            yield s, k, ((bits >> 2 * s) & 3) | _bit_to(top, s, 2)
 
 
-@helper
-def mxfp4(source, stride, last, panel, scales):
-    _levels(source + 1, stride, last, panel, fp4_level)
-    store_f32(scales, low_e8m0(column(source, stride, last)))
+def _q3_k_scales(block):
+    """16 low nibbles in 8 bytes, then their upper two bits in 4."""
+    first, second, upper = (block.words(at) for at in (96, 100, 104))
+    low = [four.byte(j) for four in (first, second) for j in range(4)]
+    low = [x & 15 for x in low] + [x >> 4 for x in low]
+    sc = [(low[j] | ((_shifted(upper, 8 * (j % 4) + 2 * (j // 4) - 4)) & 0x30)) - 32 for j in range(16)]
+    return block.half(108), None, sc, None
 
 
-@helper
-def _two_scales(both, scales):
-    """Two halves per lane: the scale and the minimum."""
-    store_f32(scales, low_f16(both))
-    store_f32(scales + MINIMA, high_f16(both))
+def _q4_k(block, part):
+    for k, bits in enumerate(block.moved(block.b.shl(part, I64(5))).bytes(16, 8)):
+        yield 0, k, bits & 15
+        yield 1, k, bits >> 4
 
 
-# -- blocks of 256: (source, stride, last, panel, scales, sc, mn)
+def _q5_k(block, part):
+    b = block.b
+    bit = b.trunc(b.shl(part, I64(1)), I32)  # on top of the low nibbles; the next one on the high nibbles
+    nibbles = block.moved(b.shl(part, I64(5))).bytes(48, 8)
+    for k, (top, bits) in enumerate(zip(block.bytes(16, 8), nibbles, strict=True)):
+        top = (top.words >> bit).bytes
+        yield 0, k, (bits & 15) | _bit_to(top, 0, 4)
+        yield 1, k, (bits >> 4) | _bit_to(top, 1, 4)
 
 
-@helper
-def q2_k(source, stride, last, panel, scales, sc, mn):
-    spare = panel + SPARE
-    for i in range(4):
-        tile(source + 16 + 16 * i, stride, last, spare)
-        at = panel + 2048 * (i >> 1) + 256 * (i & 1)
-        for j in range(0, 256, 64):
-            bits = load_i8(spare + j)
-            store_i8(at + j, low2(bits))
-            store_i8(at + j + 512, low2(shr2(bits)))
-            store_i8(at + j + 1024, low2(shr4(bits)))
-            store_i8(at + j + 1536, shr6(bits))
-    tile(source, stride, last, spare)
-    for j in range(16):
-        both = byte_u8(load_i32(spare + 64 * (j >> 2)), j & 3)
-        store_i32(sc + 64 * j, word4(both))
-        store_i32(mn + 64 * j, shift_i32(both, 4))
-    _two_scales(column(source + 80, stride, last), scales)
-
-
-@helper
-def q3_k(source, stride, last, panel, scales, sc, mn):
-    third, low, high = panel + SPARE, panel + SPARE + 256, panel + SPARE + 512
-    for part in range(2):
-        tile(source + 16 * part, stride, last, third)
-        tile(source + 32 + 16 * part, stride, last, low)
-        tile(source + 64 + 16 * part, stride, last, high)
-        for j in range(0, 256, 64):
-            at, top = panel + 256 * part + j, load_i8(third + j)
-            bits = load_i8(low + j)
-            store_i8(at, or_i8(low2(bits), only_04(shl2(top))))
-            store_i8(at + 512, or_i8(low2(shr2(bits)), only_04(shl1(top))))
-            store_i8(at + 1024, or_i8(low2(shr4(bits)), only_04(top)))
-            store_i8(at + 1536, or_i8(shr6(bits), only_04(shr1(top))))
-            bits = load_i8(high + j)
-            store_i8(at + 2048, or_i8(low2(bits), only_04(shr2(top))))
-            store_i8(at + 2560, or_i8(low2(shr2(bits)), only_04(shr3(top))))
-            store_i8(at + 3072, or_i8(low2(shr4(bits)), only_04(shr4(top))))
-            store_i8(at + 3584, or_i8(shr6(bits), only_04(shr5(top))))
-    # scales: 16 low nibbles in 8 bytes, then their upper two bits in 4
-    upper = column(source + 104, stride, last)
-    for half in range(2):
-        nibbles = column(source + 96 + 4 * half, stride, last)
-        for j in range(4):
-            low_byte, top = byte_u8(nibbles, j), shift_i32(byte_u8(upper, j), 2 * half)
-            _signed_scale(sc + 64 * (4 * half + j), word4(low_byte), word2(top))
-            _signed_scale(sc + 64 * (4 * half + j + 8), shift_i32(low_byte, 4), word2(shift_i32(top, 4)))
-    store_f32(scales, high_f16(column(source + 106, stride, last)))
-
-
-@helper
-def _signed_scale(target, low, upper):
-    """Six bits, 32 of them negative."""
-    store_i32(target, sub_i32(or_i32(low, mul_i32(upper, splat_i32(16))), splat_i32(32)))
-
-
-@helper
-def q4_k(source, stride, last, panel, scales, sc, mn):
-    for i in range(8):
-        at = panel + 1024 * (i >> 1) + 256 * (i & 1)
-        tile(source + 16 + 16 * i, stride, last, at)
-        for j in range(at, at + 256, 64):
-            bits = load_i8(j)
-            store_i8(j, low4(bits))
-            store_i8(j + 512, shr4(bits))
-    _six_bit_scales(source, stride, last, panel + SPARE, scales, sc, mn)
-
-
-@helper
-def q5_k(source, stride, last, panel, scales, sc, mn):
-    fifth = panel + SPARE
-    for part in range(2):
-        tile(source + 16 + 16 * part, stride, last, fifth)
-        for c in range(4):
-            at = panel + 1024 * c + 256 * part
-            tile(source + 48 + 32 * c + 16 * part, stride, last, at)
-            for j in range(0, 256, 64):
-                # bit 2c of `fifth` is on top of the low nibble, bit 2c + 1 on top of the high one
-                bits, top = load_i8(at + j), shift_i32(load_i32(fifth + j), 2 * c)
-                store_i8(at + j, or_i8(low4(bits), _lowest_to_10(top)))
-                store_i8(at + j + 512, or_i8(shr4(bits), _lowest_to_10(shift_i32(top, 1))))
-    _six_bit_scales(source, stride, last, fifth, scales, sc, mn)
-
-
-@helper
-def _lowest_to_10(four):
-    """The lowest bit of each byte as 0x10 in that byte."""
-    return as_i8(mul_i32(word_01(four), splat_i32(16)))
-
-
-@helper
-def _six_bit_scales(source, stride, last, spare, scales, sc, mn):
+def _six_bit_scales(block):
     """The 16 bytes in front of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits."""
-    tile(source, stride, last, spare)
-    _two_scales(load_i32(spare), scales)
-    firsts, seconds, lows = load_i32(spare + 64), load_i32(spare + 128), load_i32(spare + 192)
-    for j in range(4):
-        first, second, low = byte_u8(firsts, j), byte_u8(seconds, j), byte_u8(lows, j)
-        store_i32(sc + 64 * j, word6(first))
-        store_i32(mn + 64 * j, word6(second))
-        store_i32(sc + 64 * j + 256, or_i32(word4(low), word_30(shift_i32(first, 2))))
-        store_i32(mn + 64 * j + 256, or_i32(shift_i32(low, 4), word_30(shift_i32(second, 2))))
+    firsts, seconds, lows = (block.words(at) for at in (4, 8, 12))
+    sc = [firsts.byte(j) & 63 for j in range(4)]
+    mn = [seconds.byte(j) & 63 for j in range(4)]
+    sc += [(lows.byte(j) & 15) | (_shifted(firsts, 8 * j + 2) & 0x30) for j in range(4)]
+    mn += [(_shifted(lows, 8 * j + 4) & 15) | (_shifted(seconds, 8 * j + 2) & 0x30) for j in range(4)]
+    return block.half(0), block.half(2), sc, mn
 
 
-@helper
-def q6_k(source, stride, last, panel, scales, sc, mn):
-    low, more, upper = panel + SPARE, panel + SPARE + 256, panel + SPARE + 512
-    for i in range(4):
-        half, part = i >> 1, i & 1
-        tile(source + 64 * half + 16 * part, stride, last, low)
-        tile(source + 64 * half + 32 + 16 * part, stride, last, more)
-        tile(source + 128 + 32 * half + 16 * part, stride, last, upper)
-        at = panel + 2048 * half + 256 * part
-        for j in range(0, 256, 64):
-            first, second, top = load_i8(low + j), load_i8(more + j), load_i8(upper + j)
-            store_i8(at + j, or_i8(low4(first), only_30(shl4(top))))
-            store_i8(at + j + 512, or_i8(low4(second), only_30(shl2(top))))
-            store_i8(at + j + 1024, or_i8(shr4(first), only_30(top)))
-            store_i8(at + j + 1536, or_i8(shr4(second), only_30(shr2(top))))
-    tile(source + 192, stride, last, low)
-    for j in range(16):
-        store_i32(sc + 64 * j, byte_s8(load_i32(low + 64 * (j >> 2)), j & 3))
-    store_f32(scales, high_f16(column(source + 206, stride, last)))
+def _q6_k(block, part):
+    b = block.b
+    half, at = _quarter(block, part)
+    low = block.moved(b.add(b.shl(half, I64(6)), at))
+    upper = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(128, 4)
+    for k, (first, second, top) in enumerate(zip(low.bytes(0, 4), low.bytes(32, 4), upper, strict=True)):
+        yield 0, k, (first & 15) | ((top << 4) & 0x30)
+        yield 1, k, (second & 15) | ((top << 2) & 0x30)
+        yield 2, k, (first >> 4) | (top & 0x30)
+        yield 3, k, (second >> 4) | ((top >> 2) & 0x30)
 
 
-@helper
-def iq4_xs(source, stride, last, panel, scales, sc, mn):
-    for j in range(8):
-        _levels(source + 8 + 16 * j, stride, last, panel + 512 * j, iq4_level)
-    front, low = column(source, stride, last), column(source + 4, stride, last)
-    for j in range(8):
-        _signed_scale(sc + 64 * j, word4(shift_i32(low, 4 * j)), word2(shift_i32(front, 16 + 2 * j)))
-    store_f32(scales, low_f16(front))
+def _q6_k_scales(block):
+    fours = [word.words for word in block.bytes(192, 4)]
+    return block.half(208), None, [four.signed_byte(j) for four in fours for j in range(4)], None
+
+
+def _iq4_xs(block, part):
+    moved = block.moved(block.b.shl(part, I64(5)))
+    for s in range(2):
+        for k, bits in enumerate(moved.bytes(8 + 16 * s, 4)):
+            yield s, k, (bits & 15).through(IQ4)
+            yield s, k + 4, (bits >> 4).through(IQ4)
+
+
+def _iq4_xs_scales(block):
+    upper, low = block.short(2), block.words(4)
+    sc = [((low >> 4 * j) & 15 | (_shifted(upper, 2 * j - 4) & 0x30)) - 32 for j in range(8)]
+    return block.half(0), None, sc, None
+
+
+def _shifted(lanes, n):
+    """To the right by n, which may be negative."""
+    return lanes >> n if n >= 0 else lanes << -n
+
+
+def _bit_to(top, bit, place):
+    """That bit of each byte, moved to its place."""
+    return _shifted(top, bit - place) & (1 << place)
+
+
+Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0)
+Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4)
+Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0)
+Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0)
+Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32)
+IQ4_XS = Blocks256(_iq4_xs, _iq4_xs_scales, 8, 128)
+
+
+# -- panels
+
+
+def _store(b, lanes, address, offset):
+    b.store(lanes.value, pointer(b, address, offset), align=1)
+
+
+def _panel_32(b, form, block, panel, scales):
+    """u8[8][16][4] at `panel`; f32[16] at `scales`, the minima MINIMA behind them."""
+    for g, u in form.columns(block):
+        _store(b, u, panel, 64 * g)
+    _store(b, form.scale(block), scales, 0)
+    if form.minimum:
+        _store(b, form.minimum(block), scales, MINIMA)
+
+
+def store_scales(b, form, block, scales, sc, mn):
+    """f32[16] at `scales`, dmin MINIMA behind them; i32[n_sub][16] at sc and mn."""
+    d, dmin, subs, minima = form.scales(block)
+    _store(b, d, scales, 0)
+    for j, lanes in enumerate(subs):
+        _store(b, lanes, sc, 64 * j)
+    if minima:
+        _store(b, dmin, scales, MINIMA)
+        for j, lanes in enumerate(minima):
+            _store(b, lanes, mn, 64 * j)
+
+
+def _panel_256(b, form, block, panel, scales, sc, mn):
+    """u8[64][16][4] at `panel`, and the scales."""
+    with cgutils.for_range(b, I64(4), intp=I64) as loop:
+        for s, k, u in form.columns(block, loop.index):
+            first = b.mul(form.sub_block(b, loop.index, s), I64(64 * form.width))
+            _store(b, u, b.add(panel, first), 64 * k)
+    store_scales(b, form, block, scales, sc, mn)
+
+
+def _panels_32(form):
+    """(source, stride, last, panel, scales) for rows of a file, (block, panel, scales) for packed ones."""
+
+    def from_rows(b, source, stride, last, panel, scales):
+        _panel_32(b, form, RowsBlock(b, source, stride, last), panel, scales)
+
+    def from_packed(b, block, panel, scales):
+        _panel_32(b, form, PackedBlock(b, block), panel, scales)
+
+    return define(types.void(*[types.intp] * 5), from_rows), define(
+        types.void(*[types.intp] * 3), from_packed
+    )
+
+
+def _panels_256(form):
+    """As `_panels_32`, with (..., panel, scales, sc, mn)."""
+
+    @intrinsic
+    def from_rows(typingctx, source, stride, last, panel, scales, sc, mn):
+        def codegen(context, b, signature, args):
+            _panel_256(b, form, RowsBlock(b, *args[:3]), *args[3:])
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), codegen
+
+    def from_packed(b, block, panel, scales, sc, mn):
+        _panel_256(b, form, PackedBlock(b, block), panel, scales, sc, mn)
+
+    return from_rows, define(types.void(*[types.intp] * 5), from_packed)
+
+
+q4_0, packed_q4_0 = _panels_32(Q4_0)
+q4_1, packed_q4_1 = _panels_32(Q4_1)
+q5_0, packed_q5_0 = _panels_32(Q5_0)
+q5_1, packed_q5_1 = _panels_32(Q5_1)
+q8_0, packed_q8_0 = _panels_32(Q8_0)
+iq4_nl, packed_iq4_nl = _panels_32(IQ4_NL)
+mxfp4, packed_mxfp4 = _panels_32(MXFP4)
+q2_k, packed_q2_k = _panels_256(Q2_K)
+q3_k, packed_q3_k = _panels_256(Q3_K)
+q4_k, packed_q4_k = _panels_256(Q4_K)
+q5_k, packed_q5_k = _panels_256(Q5_K)
+q6_k, packed_q6_k = _panels_256(Q6_K)
+iq4_xs, packed_iq4_xs = _panels_256(IQ4_XS)
