@@ -1,0 +1,174 @@
+"""A quick look at the kernels in use: does each still compute what it is defined to?
+
+Every format of the model's matrices with one, a few and many rows, and every other op, on small random
+shapes, against the reference's op table. `bench` prints no figure when one is wrong: a fast wrong kernel is
+no news. The test suite looks at the same with many more shapes; this takes a second or two.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fastpath.backend import ops_for
+from quant import FORMATS, QTensor
+
+ROWS = (1, 3, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
+M = 37  # two whole groups of 16 rows, and a rest
+# Normalised RMS error that float32 kernels may have against float64: sums of 256 to 512 terms lose less
+# than 512 * 2^-24 = 3e-5 in the worst case, and a hundredth of that usually (measured: up to 2e-7).
+FLOAT_ERROR = 3e-6
+
+
+class ParityError(ValueError):
+    """A kernel is wrong."""
+
+
+def check(model, ops, *, kv_type: str = "f16", activations: str = "int8") -> int:
+    """The number of cases that were looked at; ParityError names the first that is wrong."""
+    reference, rng = ops_for("ref"), np.random.default_rng(0)
+    n = 0
+    for what, wrong in _cases(model, ops, reference, rng, kv_type, activations):
+        n += 1
+        if fault := wrong():
+            raise ParityError(
+                f"parity: {what}: {fault}. No figure is printed for kernels that compute something else: run "
+                "the tests (make test), and say on which processor."
+            )
+    return n
+
+
+Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
+
+
+def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
+    for fmt, is_packed in _formats(model, experts=False):
+        yield f"linear, {fmt}", lambda f=fmt, p=is_packed: _linear(ops, ref, rng, f, p, activations)
+    for fmt, is_packed in _formats(model, experts=True):
+        yield f"expert_linear, {fmt}", lambda f=fmt, p=is_packed: _experts(ops, ref, rng, f, p, activations)
+    for H, is_windowed in sorted({(layer.head_dim, layer.window is not None) for layer in model.config.layers}):
+        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_type}"
+        yield what, lambda h=H, w=is_windowed: _attention(ops, ref, rng, h, w, kv_type)
+    for name, case in _small_cases(rng).items():
+        yield name, lambda n=name, c=case: _against(getattr(ops, n), getattr(ref, n), c)
+
+
+def _formats(model, *, experts: bool) -> list[tuple[str, bool]]:
+    """(format, whether it is packed) of the matrices that products read."""
+    from fastpath.bench.rates import product_weights
+
+    wanted = (t for t in product_weights(model.weights) if (len(t.shape) == 3) == experts)
+    return sorted({(t.format.name, not isinstance(t, QTensor)) for t in wanted})
+
+
+def _linear(ops, ref, rng, fmt, is_packed, activations) -> str:
+    C = 2 * max(256, FORMATS[fmt].block_size)
+    weight = _weight(rng, fmt, M, C)
+    mine = _packed(weight) if is_packed else weight
+    x = rng.standard_normal((max(ROWS), C)).astype(np.float32)
+    many = ops.linear(x, mine, activations)
+    for T in ROWS:
+        if fault := _product(ops.linear(x[:T], mine, activations), ref, x[:T], weight, activations):
+            return f"{T} rows: {fault}"
+        if not np.array_equal(ops.linear(x[:T], mine, activations), many[:T]):
+            return f"{T} rows give other bytes than {max(ROWS)}"
+    return ""
+
+
+def _product(got, ref, x, weight, activations) -> str:
+    if activations == "int8" and weight.format.integer_parts is not None:
+        return _difference(got, ref.linear(x, weight, activations), exact=True)
+    return _difference(got, ref.linear(x.astype(np.float64), weight, "float"))
+
+
+def _experts(ops, ref, rng, fmt, is_packed, activations) -> str:
+    C, E, A = 2 * max(256, FORMATS[fmt].block_size), 4, 2
+    weight = _weight(rng, fmt, E, M, C)
+    mine = _packed(weight) if is_packed else weight
+    for T in ROWS:
+        x = rng.standard_normal((T, C)).astype(np.float32)
+        ids = np.stack([rng.permutation(E)[:A] for _ in range(T)]).astype(np.int32)
+        exact = activations == "int8" and weight.format.integer_parts is not None
+        want = ref.expert_linear(x if exact else x.astype(np.float64), weight, ids, activations if exact else "float")
+        if fault := _difference(ops.expert_linear(x, mine, ids, activations), want, exact=exact):
+            return f"{T} tokens: {fault}"
+    return ""
+
+
+def _weight(rng, fmt, *shape) -> QTensor:
+    """Numbers as in a model, or, where there is no quantiser, blocks of bytes that are finite numbers."""
+    if FORMATS[fmt].quantize_blocks is not None:
+        return QTensor.from_array(rng.standard_normal(shape, np.float32) * 0.05, fmt)
+    block = FORMATS[fmt].block_bytes
+    found = np.empty((0, block), np.uint8)
+    n = int(np.prod(shape)) // FORMATS[fmt].block_size
+    while len(found) < n:
+        blocks = rng.integers(0, 256, (4 * n, block), dtype=np.uint8)
+        values = FORMATS[fmt].dequantize_blocks(blocks)
+        found = np.concatenate([found, blocks[np.isfinite(values).all(axis=1) & (np.abs(values).max(axis=1) < 1e3)]])
+    return QTensor(FORMATS[fmt], shape, found[:n].reshape(*shape[:-1], -1))
+
+
+def _packed(weight: QTensor):
+    from fastpath.cpu import packing
+
+    return packing.packed(weight)
+
+
+def _attention(ops, ref, rng, H, is_windowed, kv_type) -> str:
+    R, S, K, G, n = 2, 96, 1, 4, 80
+    window = 50 if is_windowed else None
+    k_cache, v_cache = (rng.standard_normal((R, S, K, H)).astype(np.float32) for _ in range(2))
+    q = (rng.standard_normal((20, K * G, H)) / np.sqrt(H)).astype(np.float32)
+    positions = np.arange(n - 20, n, dtype=np.int32)
+    lanes = np.ones(20, np.int32)
+    many = ops.attention(q, k_cache, v_cache, lanes, positions, window)
+    wide = [a.astype(np.float64) for a in (q, k_cache, v_cache)]
+    if fault := _difference(many, ref.attention(*wide, lanes, positions, window)):
+        return fault
+    for T in (1, 2):
+        few = ops.attention(q[-T:], k_cache, v_cache, lanes[-T:], positions[-T:], window)
+        if not np.array_equal(few, many[-T:]):
+            return f"{T} rows give other bytes than 20"
+    return ""
+
+
+def _small_cases(rng) -> dict[str, dict]:
+    def x(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    angles = rng.uniform(-3, 3, (3, 32))
+    table = QTensor.from_array(x(9, 64), "F32")
+    return {
+        "rms_norm": {"x": x(3, 300), "weight": x(300), "eps": 1e-6},
+        "rope": {"x": x(3, 2, 64), "cos": np.cos(angles), "sin": np.sin(angles)},
+        "rope_table": {"positions": np.array([0, 5, 4000], np.int32), "inv_freq": 0.9 ** np.arange(32.0)},
+        "geglu": {"gate": x(3, 700), "up": x(3, 700)},
+        "softcap": {"x": 20 * x(3, 700), "cap": 30.0},
+        "add": {"x": x(3, 70), "y": x(3, 70)},
+        "scale": {"x": x(3, 70), "factor": 0.7},
+        "route": {"router_logits": x(3, 128), "n_active": 8, "expert_scale": x(128)},
+        "expert_sum": {"y": x(3, 8, 70), "expert_weights": x(3, 8)},
+        "embed": {"table": table, "ids": np.array([3, 8, 0], np.int32), "scale": 39.2},
+    }
+
+
+def _against(function, definition, case: dict) -> str:
+    """float32 against the definition in float64."""
+    wide = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v for k, v in case.items()}
+    got, want = function(**case), definition(**wide)
+    if not isinstance(got, tuple):
+        got, want = (got,), (want,)
+    return next(filter(None, (_difference(a, b) for a, b in zip(got, want, strict=True))), "")
+
+
+def _difference(got, want, *, exact: bool = False) -> str:
+    """ "" if they agree, else how they do not."""
+    if got.shape != want.shape:
+        return f"got shape {list(got.shape)}, expected {list(want.shape)}"
+    if exact:
+        wrong = np.ascontiguousarray(got).view(np.int32) != np.ascontiguousarray(want).view(np.int32)
+        return f"{int(wrong.sum())} of {wrong.size} values differ from the definition" if wrong.any() else ""
+    error = np.sqrt(np.mean((got.astype(np.float64) - want) ** 2) / np.mean(np.square(want, dtype=np.float64)))
+    if error <= FLOAT_ERROR:
+        return ""
+    return f"normalised error {error:.1e}, expected at most {FLOAT_ERROR:.0e}"

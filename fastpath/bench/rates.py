@@ -1,0 +1,118 @@
+"""What the machine can do, measured in the run that is judged by it: plain reading, int8 dot products.
+
+Read      work item: a piece of at most 1 MB     traffic: every byte once, nothing written
+Dot       work item: ROUNDS times 12 dot products of 64 bytes, in registers; no traffic
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+
+from fastpath.cpu import threads
+from fastpath.cpu.buffers import address
+from fastpath.cpu.kernel import kernel
+from fastpath.cpu.simd import add_i32, as_i8, ld_i64, load_i32, splat_i32, store_i32
+from fastpath.cpu.simd_dot import dot_spread
+
+PIECE = 1 << 20
+LINE = 512  # bytes per round of the reading loop; tails are left out, and do not count
+ROUNDS = 1 << 16
+OPS_PER_ITEM = ROUNDS * 12 * 128  # 64 products and 64 additions each
+
+
+@kernel
+def read_plain(args, lo, hi, thread):
+    pieces, out = ld_i64(args), ld_i64(args + 8) + 64 * thread
+    for i in range(lo, hi):
+        begin, size = ld_i64(pieces + 16 * i), ld_i64(pieces + 16 * i + 8)
+        a = splat_i32(0)
+        b, c, d = a, a, a
+        for p in range(begin, begin + size, 512):
+            a, b = add_i32(a, load_i32(p)), add_i32(b, load_i32(p + 64))
+            c, d = add_i32(c, load_i32(p + 128)), add_i32(d, load_i32(p + 192))
+            a, b = add_i32(a, load_i32(p + 256)), add_i32(b, load_i32(p + 320))
+            c, d = add_i32(c, load_i32(p + 384)), add_i32(d, load_i32(p + 448))
+        store_i32(out, add_i32(add_i32(a, b), add_i32(c, d)))  # somebody wants the sums: nothing is left out
+
+
+@kernel
+def dot_peak(args, lo, hi, thread):
+    words, out = ld_i64(args), ld_i64(args + 8) + 64 * thread
+    for _ in range(lo, hi):
+        a = splat_i32(0)
+        b, c, d, e, f, g, h, i, j, k, l = a, a, a, a, a, a, a, a, a, a, a
+        for n in range(ROUNDS):
+            u = as_i8(splat_i32(n))  # another one each time: equal sums could be taken out of the loop
+            a, b, c = dot_spread(a, u, words), dot_spread(b, u, words + 4), dot_spread(c, u, words + 8)
+            d, e, f = dot_spread(d, u, words + 12), dot_spread(e, u, words + 16), dot_spread(f, u, words + 20)
+            g, h, i = dot_spread(g, u, words + 24), dot_spread(h, u, words + 28), dot_spread(i, u, words + 32)
+            j, k, l = dot_spread(j, u, words + 36), dot_spread(k, u, words + 40), dot_spread(l, u, words + 44)
+        first = add_i32(add_i32(add_i32(a, b), add_i32(c, d)), add_i32(e, f))
+        store_i32(out, add_i32(first, add_i32(add_i32(add_i32(g, h), add_i32(i, j)), add_i32(k, l))))
+
+
+class PlainRead:
+    """Reads memory that is already there, such as a model's weights, on all threads."""
+
+    def __init__(self, arrays: Iterable[np.ndarray]):
+        self.arrays = list(arrays)
+        pieces = [piece for array in self.arrays for piece in _pieces(array)]
+        self.pieces = np.array(pieces, np.int64).reshape(-1, 2)
+        self.nbytes = int(self.pieces[:, 1].sum())
+        self._out = np.zeros((threads.num_threads(), 16), np.int32)
+        read_plain.load()
+
+    def bytes_per_s(self) -> float:
+        """One pass."""
+        n_threads = len(self._out)
+        begin = time.perf_counter()
+        threads.run(read_plain, (address(self.pieces), address(self._out)), len(self.pieces), 1, n_threads)
+        return self.nbytes / (time.perf_counter() - begin)
+
+
+def _pieces(array: np.ndarray) -> Iterator[tuple[int, int]]:
+    begin, size = array.__array_interface__["data"][0], array.nbytes
+    for offset in range(0, size, PIECE):
+        length = min(PIECE, size - offset) // LINE * LINE
+        if length:
+            yield begin + offset, length
+
+
+def dot_ops_per_s(seconds: float = 0.1) -> float:
+    """int8 multiplications and additions of the kernels' own dot product, from registers, on all threads."""
+    n_threads = threads.num_threads()
+    words, out = np.arange(64, dtype=np.int8), np.zeros((n_threads, 16), np.int32)
+    args = (address(words), address(out))
+    dot_peak.load()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begin, n_items = time.perf_counter(), 4 * n_threads
+        threads.run(dot_peak, args, n_items, 1, n_threads)
+        best = max(best, n_items * OPS_PER_ITEM / (time.perf_counter() - begin))
+    return best
+
+
+def product_weights(weights) -> list:
+    """All matrices that products read, each once: not the tables that rows are looked up in."""
+    tables = {id(weights.per_layer_token_embd)}
+    if weights.output is not weights.token_embd:
+        tables.add(id(weights.token_embd))
+    return list({id(t): t for t in _matrices(weights) if id(t) not in tables}.values())
+
+
+def weight_memory(weights) -> list[np.ndarray]:
+    """Their bytes, packed or as the file holds them."""
+    return [t.memory if hasattr(t, "memory") else t.data for t in product_weights(weights)]
+
+
+def _matrices(node) -> Iterator:
+    if hasattr(node, "format"):
+        yield node
+    elif is_dataclass(node):
+        for each in fields(node):
+            yield from _matrices(getattr(node, each.name))
+    elif isinstance(node, tuple):
+        for part in node:
+            yield from _matrices(part)

@@ -1,0 +1,91 @@
+"""One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
+
+import inspect
+import statistics
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from fastpath.backend import ops_for
+from fastpath.bench import measure, parity, rates, report
+from fastpath.bench.measure import Runner, tests_of
+from fastpath.cli.setup import say, warm_up
+from fastpath.cli.stats import own_bytes, peak_bytes
+from fastpath.engine import Engine, default_chunk
+from fastpath.load import Model, load_model
+
+
+def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows, and the same as text."""
+    from fastpath.cpu import machine, threads
+
+    tests = tests_of(args.n_prompt, args.n_gen, args.depth, args.batch)
+    if not tests:
+        raise ValueError("bench: nothing to measure. Give -p or -n a number above 0.")
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
+    model, load_s = _load(args, path)
+    engine = _engine(args, model, tests)
+    warm_up(Namespace(backend="cpu", threads=args.threads), engine)
+    n_cases = parity.check(model, engine.ops, kv_type=_kv_types(args)[0])
+    plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
+    runner, results = Runner(engine), []
+    for i, test in enumerate(tests):
+        say(f"test {i + 1} of {len(tests)}: {test.name}")
+        results.append(runner.run(test, args.repetitions, lambda: samples.append(plain.bytes_per_s())))
+    setting = report.Setting(
+        model=model,
+        model_size=sum(tensor.nbytes for tensor in model.file.tensors.values()),
+        n_params=sum(tensor.n_rows * tensor.row_len for tensor in model.file.tensors.values()),
+        kernels=machine.describe(),
+        n_threads=threads.num_threads(),
+        n_batch=engine.chunk,
+        kv_types=_kv_types(args),
+        is_packed=_is_packed(model),
+        load_s=load_s,
+        read_gb_s=statistics.median(samples) / 1e9,
+        peak_tops=rates.dot_ops_per_s() / 1e12,
+        own_bytes=own_bytes(),
+        peak_bytes=peak_bytes(),
+        n_parity_cases=n_cases,
+    )
+    rows = [report.row(setting, result) for result in results]
+    return rows, report.head(setting) + "\n\n" + report.table(rows, [test.name for test in tests])
+
+
+def _load(args: Namespace, path: Path) -> tuple[Model, float]:
+    begin = time.perf_counter()
+    model = load_model(path)
+    if not args.no_repack and hasattr(model, "packed"):
+        model = model.packed()
+    return model, time.perf_counter() - begin
+
+
+def _is_packed(model: Model) -> bool:
+    return any(hasattr(weight, "memory") for weight in rates.product_weights(model.weights))
+
+
+def _kv_types(args: Namespace) -> tuple[str, str]:
+    k, _, v = (args.kv_type or ("f16" if _engine_knows("kv_type") else "f32")).partition(",")
+    return k, v or k
+
+
+def _engine_knows(option: str) -> bool:
+    return option in inspect.signature(Engine).parameters
+
+
+def _engine(args: Namespace, model: Model, tests: list[measure.Test]) -> Engine:
+    n = measure.positions(tests)
+    most = model.config.context_len
+    if n > most:
+        raise ValueError(f"bench: {n} positions asked for, but the model was made for {most}. Ask for fewer.")
+    options: dict[str, Any] = {"kv_type": args.kv_type or "f16", "replay": not args.no_replay}
+    return Engine(
+        model,
+        ops_for("cpu"),
+        context_len=n,
+        chunk=args.batch_size or default_chunk(model.config),
+        n_seqs=measure.lanes(tests),
+        **{name: value for name, value in options.items() if _engine_knows(name)},
+    )
