@@ -51,7 +51,7 @@ def find_strings(view: memoryview, pos: int, count: int) -> tuple[np.ndarray, in
 
 
 def _guess(raw: np.ndarray) -> np.ndarray:
-    """i64[k + 1]: where k strings that follow each other from byte 0 on begin, and where the last one ends."""
+    """i64[k + 1]: where k strings that follow each other from byte 0 on begin; where the last one ends."""
     zero = raw == 0
     two = zero[:-1] & zero[1:]
     four = two[:-2] & two[2:]
