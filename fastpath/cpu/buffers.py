@@ -19,6 +19,11 @@ def floats(x, where):
     return x if x.flags.c_contiguous else _copied(x, np.float32, where)
 
 
+def rounded(x, where):
+    """`floats` that takes float64 too."""
+    return floats(x if x.dtype == np.float32 else _copied(x, np.float32, where), where)
+
+
 def shaped(x, shape, where):
     """`floats` of exactly this shape."""
     if x.shape != tuple(shape):

@@ -11,13 +11,23 @@ from dataclasses import fields, is_dataclass
 from fastpath.cpu import kernel_cache, threads
 from fastpath.cpu.activation import _geglu_kernel, _softcap_kernel
 from fastpath.cpu.attention import _attention_kernel
+from fastpath.cpu.elementwise import _add_kernel, _scale_kernel
+from fastpath.cpu.grouping import _group_kernel
 from fastpath.cpu.linear import kernels_for
-from fastpath.cpu.moe import _route_kernel
+from fastpath.cpu.moe import _expert_sum_kernel, _route_kernel
 from fastpath.cpu.norm import _rms_norm_kernel
 from fastpath.cpu.rotary import _rope_kernel
 from quant import QTensor
 
-_COMMON = (_rms_norm_kernel, _rope_kernel, _attention_kernel, _geglu_kernel, _softcap_kernel)
+_COMMON = (
+    _rms_norm_kernel,
+    _rope_kernel,
+    _attention_kernel,
+    _geglu_kernel,
+    _softcap_kernel,
+    _add_kernel,
+    _scale_kernel,
+)
 
 
 def compile_plan(weights, activations="int8"):
@@ -28,7 +38,7 @@ def compile_plan(weights, activations="int8"):
     tensors = list(_tensors(weights))
     plan = list(_COMMON)
     if any(tensor.ndim == 3 for tensor in tensors):
-        plan.append(_route_kernel)
+        plan += (_route_kernel, _group_kernel, _expert_sum_kernel)
     for name in sorted({tensor.format.name for tensor in tensors}):
         plan += kernels_for(name, activations)
     return list(dict.fromkeys(plan))
