@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fastpath import user_cache
 from quant import open_gguf
 from refimpl.config import Config
 from refimpl.tensors import Weights, load_weights
@@ -35,7 +36,7 @@ class Model:
         from refimpl.frontend.tokenizer import Tokenizer
 
         with _naming(self.path):
-            return Tokenizer.from_gguf(self.file)
+            return Tokenizer.from_gguf(self.file, keep_in=user_cache.folder())
 
     @cached_property
     def template(self):

@@ -121,7 +121,7 @@ else:
 
 
 def _nopython(signature):
-    """Compile at first use, without the interpreter lock, kept in the kernel cache."""
+    """Compiled at first use and kept in the kernel cache; runs without the interpreter lock."""
     return lambda function: _Lazy(signature, function)
 
 
@@ -129,8 +129,10 @@ _lock = threading.Lock()
 
 
 class _Lazy:
+    """A function of integers, called as C."""
+
     def __init__(self, signature, function):
-        self.signature, self.function, self.compiled = signature, function, None
+        self.signature, self.function, self.compiled, self._code = signature, function, None, None
 
     def __call__(self, *args):
         return (self.compiled or self.load())(*args)
@@ -138,14 +140,11 @@ class _Lazy:
     def load(self):
         with _lock:
             if self.compiled is None:
-                self.compiled = self._compile()
+                self._code = kernel_cache.machine_code(self.function, self.signature)
+                result = None if self.signature.return_type == types.void else ctypes.c_ssize_t
+                arguments = [ctypes.c_ssize_t] * len(self.signature.args)
+                self.compiled = ctypes.CFUNCTYPE(result, *arguments)(self._code.address)
         return self.compiled
-
-    def _compile(self):
-        options = {"nogil": True, "error_model": "numpy"}
-        return kernel_cache.through(
-            self.function, lambda cache: numba.njit(self.signature, cache=cache, **options)(self.function)
-        )
 
 
 @numba.njit(nogil=True, error_model="numpy")
@@ -182,9 +181,9 @@ def _advance(control, step, thread):
     steps, n_steps = ld_i64(control + JOB), ld_i64(control + JOB + 8)
     n_threads, stamps = ld_i64(control + JOB + 16), ld_i64(control + JOB + 24)
     while True:
-        if stamps and step >= 0:
-            st_i64(stamps + 8 * step, ticks())
         step += 1
+        if stamps:
+            st_i64(stamps + 8 * step, ticks())
         if step == n_steps:
             break
         row = steps + STEP * step
@@ -196,7 +195,7 @@ def _advance(control, step, thread):
     atomic_store(control + NEXT, step << 32)
 
 
-@_nopython("intp(intp, intp, intp, intp, intp)")
+@_nopython(types.intp(*[types.intp] * 5))
 def _run(control, workers, steps, n_steps, stamps):
     """Returns 0, or 1 without having done anything: there are parked workers to wake first."""
     for i in range(workers):
@@ -223,12 +222,12 @@ def _run(control, workers, steps, n_steps, stamps):
     return 0
 
 
-@_nopython("void(intp, intp, intp)")
+@_nopython(types.void(*[types.intp] * 3))
 def _alone(function, args, n):
     call(function, args, 0, n, 0)
 
 
-@_nopython("void(intp, intp)")
+@_nopython(types.void(*[types.intp] * 2))
 def _serve(control, worker):
     """Take part in jobs until none has come for a while."""
     state = control + STATES + LINE * worker
@@ -370,7 +369,7 @@ def run_steps(steps, n_steps, n_threads, stamps=0):
     """Compute a table of steps (address, rows of STEP bytes) in one compiled call.
 
     n_threads  at most so many take part
-    stamps     address of i64[n_steps] for the `ticks` at the end of each step, or 0
+    stamps     0, or the address of i64[n_steps + 1] for `ticks`: at the beginning, and at the end of each step
     """
     _current().run(steps, n_steps, n_threads, stamps)
 
