@@ -54,19 +54,22 @@ def integers(ids, shape, where):
 
 def _copied(x, dtype, where):
     if recording.current() is not None:  # the copy would hold the values of this call for ever
-        raise ValueError(
+        raise recording.UnableError(
             f"{where}: {x.dtype}{list(x.shape)} with strides {x.strides} cannot be recorded, expected "
             f"contiguous {np.dtype(dtype)}. Pass it so, or run without replay"
         )
     return np.ascontiguousarray(x, dtype=dtype)
 
 
-def output(out, shape, where, dtype=np.float32):
-    """`out` if it fits; a new array if it is None, in the program's memory while one is recorded."""
+def output(out, shape, where, dtype=np.float32, *, of_host=False):
+    """`out` if it fits; a new array if it is None, in the program's memory while one is recorded.
+
+    of_host  a host step writes it (recording.py): before all kernels, so that none may have used its memory
+    """
     shape = tuple(shape)
     if out is None:
         program = recording.current()
-        return np.empty(shape, dtype) if program is None else program.array(shape, dtype)
+        return np.empty(shape, dtype) if program is None else program.array(shape, dtype, of_host)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
             f"{where}: out is {out.dtype}{list(out.shape)}, "

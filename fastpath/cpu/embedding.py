@@ -10,6 +10,6 @@ from fastpath.cpu.buffers import output
 
 
 def embed(table, ids, scale, *, out=None):
-    out = output(out, (len(ids), table.row_len), "embed")
+    out = output(out, (len(ids), table.row_len), "embed", of_host=True)
     recording.host(lambda: np.multiply(table.rows(ids), np.float32(scale), out=out))
     return out

@@ -13,7 +13,6 @@ given to a later op, as the interpreter's allocator would do; the replay repeats
 so what was safe then is safe now.  And the working set stays a few hundred KB, whatever the number of layers.
 """
 
-import threading
 import time
 from collections import defaultdict
 from contextlib import contextmanager
@@ -43,15 +42,17 @@ class Timing:
 class Program:
     """Steps in the order of computation, with everything that their addresses point to."""
 
+    Unable = recording.UnableError
+
     def __init__(self):
         self.n_threads = threads.num_threads()
         self.host_steps = []  # callables, run before the compiled steps
         self.workspaces = {}
-        self.busy = threading.Lock()
         self._kept = []
         self._free = defaultdict(list)  # bytes -> blocks that no array uses
         self._steps = []  # (kernel, args, n, grain)
-        self._names = []  # (kernel's name, label), and the mark once it is known
+        self._labels = []
+        self._marks = []  # of the first steps; those that follow have none yet
 
     def __len__(self):
         return len(self._steps)
@@ -60,7 +61,7 @@ class Program:
 
     def append(self, kernel, args, n, grain, label):
         self._steps.append((kernel, args, n, grain))
-        self._names.append((kernel.name, label))
+        self._labels.append(label)
 
     def keep(self, array):
         """The memory of this array stays, unless it is the program's own."""
@@ -70,19 +71,16 @@ class Program:
         if not isinstance(owner, _Block):
             self._kept.append(array)
 
-    def array(self, shape, dtype):
-        """Memory for the result of an op."""
+    def array(self, shape, dtype, is_new=False):
+        """Memory for the result of an op; is_new: that no step has used before."""
         n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         size = 1 << max(n_bytes - 1, ALIGN - 1).bit_length()
-        memory = self._free[size].pop() if self._free[size] else _aligned(size)
+        memory = self._free[size].pop() if self._free[size] and not is_new else _aligned(size)
         return np.asarray(_Block(self._free[size], memory, shape, np.dtype(dtype).str))
 
     def mark(self, name, _array):
-        """A trace: steps since the last name get this one."""
-        first = len(self._names)
-        while first and len(self._names[first - 1]) == 2:
-            first -= 1
-        self._names[first:] = [(*names, name) for names in self._names[first:]]
+        """A trace: the steps since the last name get this one."""
+        self._marks += [name] * (len(self._steps) - len(self._marks))
 
     def seal(self):
         """Recording is over: the steps as a table."""
@@ -97,19 +95,33 @@ class Program:
 
     # -- afterwards
 
-    def replay(self, stamps=0):
-        """Compute all steps.  Not twice at once: whoever shares a program holds `busy`, also while reading."""
+    @property
+    def is_stale(self):
+        """Another number of threads is set: it computes the same, on as many as it was recorded for."""
+        return self.n_threads != threads.num_threads()
+
+    def replay(self):
+        """Compute all steps.  Not twice at once, and not while somebody reads the results."""
         for step in self.host_steps:
             step()
-        threads.run_steps(self._address, len(self._steps), self.n_threads, stamps)
+        threads.run_steps(self._address, len(self._steps), self.n_threads)
 
     def timed(self):
-        """Replay and say how long each step took: Timings in order."""
-        stamps = np.zeros(len(self._steps) + 1, np.int64)
+        """Replay and say how long each step took: Timings in order, those of the host steps first."""
         begin = time.perf_counter()
-        self.replay(stamps.ctypes.data)
-        elapsed = time.perf_counter() - begin
-        return stamps, elapsed
+        for step in self.host_steps:
+            step()
+        middle = time.perf_counter()
+        stamps = np.zeros(1 + len(self._steps), np.int64)
+        threads.run_steps(self._address, len(self._steps), self.n_threads, stamps.ctypes.data)
+        end = time.perf_counter()
+        ticks = np.diff(stamps)
+        seconds = ticks * ((end - middle) / max(1, stamps[-1] - stamps[0]))
+        marks = self._marks + [""] * (len(self._steps) - len(self._marks))
+        timings = [Timing("host", None, "", middle - begin)]
+        for (kernel, *_), label, mark, s in zip(self._steps, self._labels, marks, seconds, strict=True):
+            timings.append(Timing(kernel.name, label, mark, float(s)))
+        return timings
 
 
 class _Block:

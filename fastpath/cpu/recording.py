@@ -5,12 +5,16 @@ Rules for the wrappers of ops, so that a recorded step holds for other tokens an
     values of the call (token ids, positions, lanes, expert ids) are read from memory, inside kernels; no
     argument word, n, grain or size depends on them, only on shapes
     nothing is computed by NumPy on such values between kernels; what depends on the batch alone may be: `host`
-    no silent copies: an array that is not as a kernel wants it is an error while recording
+    no silent copies: an array that is not as a kernel wants it is `UnableError` while recording
 """
 
 import threading
 
 _local = threading.local()
+
+
+class UnableError(ValueError):
+    """An op cannot be recorded on these arrays; called as ever it works."""
 
 
 def current():
@@ -25,7 +29,7 @@ def start(program):
 def host(step):
     """Run a step in Python now; a program that records runs it again before each replay.
 
-    It may read the batch only, and writes into an array of `buffers.output`.
+    It may read the batch only, and writes into arrays of `buffers.output(..., of_host=True)`.
     """
     step()
     program = current()

@@ -48,7 +48,8 @@ def _rope_kernel(args, lo, hi, thread):
 def rope_table(positions, inv_freq, *, out=None):
     cos, sin = (None, None) if out is None else out
     shape = (len(positions), len(inv_freq))
-    cos, sin = output(cos, shape, "rope_table: cos"), output(sin, shape, "rope_table: sin")
+    cos = output(cos, shape, "rope_table: cos", of_host=True)
+    sin = output(sin, shape, "rope_table: sin", of_host=True)
 
     def fill():
         angles = np.asarray(positions, np.float64)[:, None] * inv_freq
