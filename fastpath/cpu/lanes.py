@@ -10,7 +10,6 @@ from llvmlite import ir
 
 from fastpath.cpu import machine
 from fastpath.cpu.simd import (
-    F32,
     I8,
     I16,
     I32,
@@ -19,13 +18,12 @@ from fastpath.cpu.simd import (
     f32x16,
     i8x64,
     i16x16,
-    i32s,
     i32x16,
     pointer,
     splat,
     undefined,
 )
-from fastpath.cpu.simd_dot import look_up, rows_of_tile, row_address
+from fastpath.cpu.simd_dot import look_up, row_address, rows_of_tile
 
 
 class Lanes:

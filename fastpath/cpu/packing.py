@@ -70,16 +70,11 @@ class PackedTensor:
     name: str = ""
 
     def __post_init__(self):
-        expected = packed_bytes(self)
-        if self.memory.dtype != np.uint8 or self.memory.shape != (expected,):
+        where, size, memory = self.name or "packed tensor", packed_bytes(self), self.memory
+        if memory.dtype != np.uint8 or memory.shape != (size,) or address(memory) % ALIGNMENT:
             raise ValueError(
-                f"{self.name or 'packed tensor'}: memory is {self.memory.dtype}{list(self.memory.shape)}, but "
-                f"{self.format.name} of shape {list(self.shape)} packs to uint8[{expected}]"
-            )
-        if address(self.memory) % ALIGNMENT:
-            raise ValueError(
-                f"{self.name or 'packed tensor'}: memory at {address(self.memory):#x}, "
-                f"expected a multiple of {ALIGNMENT}"
+                f"{where}: memory is {memory.dtype}{list(memory.shape)} at {address(memory):#x}, expected "
+                f"uint8[{size}] at a multiple of {ALIGNMENT} for {self.format.name} of shape {list(self.shape)}"
             )
 
     @property

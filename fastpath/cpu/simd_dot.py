@@ -89,39 +89,53 @@ def _dot_words(b, acc, u, s):
     return acc
 
 
-def _vnni(b, acc, u, s):
+def _vnni(b, name, element, acc, x, y):
     """One VNNI instruction on vectors of 512 or 256 bits."""
     lanes = acc.type.count
-    symbol = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-    bytes_or_words = ir.VectorType(I8, 4 * lanes) if machine.vnni_takes_bytes() else acc.type
-    return invoke(b, symbol, acc.type, [acc, b.bitcast(u, bytes_or_words), b.bitcast(s, bytes_or_words)])
+    parts = ir.VectorType(element, 32 * lanes // element.width) if machine.vnni_takes_bytes() else acc.type
+    symbol = f"llvm.x86.avx512.{name}.{32 * lanes}"
+    return invoke(b, symbol, acc.type, [acc, b.bitcast(x, parts), b.bitcast(y, parts)])
 
 
-def _dot_halves(b, acc, u, s):
+def _vnni_halves(b, name, element, acc, x, y):
     """As two halves, for CPUs with 256-bit vectors."""
-    u, s = b.bitcast(u, i32x16.ir), b.bitcast(s, i32x16.ir)
+    x, y = b.bitcast(x, i32x16.ir), b.bitcast(y, i32x16.ir)
     halves = [i32s(range(8)), i32s(range(8, 16))]
     parts = [
-        _vnni(b, *(b.shuffle_vector(v, undefined(v.type), half) for v in (acc, u, s))) for half in halves
+        _vnni(b, name, element, *(b.shuffle_vector(v, undefined(v.type), half) for v in (acc, x, y)))
+        for half in halves
     ]
     return b.shuffle_vector(*parts, i32s(range(16)))
 
 
 def dot_u8s8(b, acc, u, s):
+    """acc[l] += sum over j < 4 of u8[4l + j] * s8[4l + j]"""
     if machine.DOT == "avx512vnni":
-        return _vnni(b, acc, u, s)
+        return _vnni(b, "vpdpbusd", I8, acc, u, s)
     if machine.DOT == "avxvnni":
-        return _dot_halves(b, acc, u, s)
+        return _vnni_halves(b, "vpdpbusd", I8, acc, u, s)
     return _dot_words(b, acc, u, s)
 
 
-def _dot_spread(b, acc, u, address):
+def dot_pairs(b, acc, x, y):
+    """acc[l] += x16[2l] * y16[2l] + x16[2l + 1] * y16[2l + 1], signed numbers of 16 bits"""
+    if machine.DOT == "avx512vnni":
+        return _vnni(b, "vpdpwssd", I16, acc, x, y)
+    if machine.DOT == "avxvnni":
+        return _vnni_halves(b, "vpdpwssd", I16, acc, x, y)
+    x, y = b.bitcast(x, i32x16.ir), b.bitcast(y, i32x16.ir)
+    up = ir.Constant(i32x16.ir, [16] * 16)
+    low = b.mul(b.ashr(b.shl(x, up), up), b.ashr(b.shl(y, up), up))
+    return b.add(acc, b.add(low, b.mul(b.ashr(x, up), b.ashr(y, up))))
+
+
+def dot_spread_at(b, acc, u, address):
     """acc[l] += sum over j < 4 of u8[4l + j] * s8 at (address + j): 4 activations against 16 weight rows."""
     word = splat(b, b.load(pointer(b, address), typ=I32, align=1), 16)
     return dot_u8s8(b, acc, u, b.bitcast(word, i8x64.ir))
 
 
-dot_spread = define(i32x16(i32x16, i8x64, types.intp), _dot_spread)
+dot_spread = define(i32x16(i32x16, i8x64, types.intp), dot_spread_at)
 
 
 # -- 16 rows at once

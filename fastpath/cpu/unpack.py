@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastpath.cpu.lanes import Lanes, PackedBlock, RowsBlock
+from fastpath.cpu.lanes import PackedBlock, RowsBlock
 from fastpath.cpu.simd import I32, I64, define, pointer
 
 MINIMA = 512  # bytes from the scales of up to 8 blocks to their minima
@@ -44,6 +44,7 @@ class Blocks256:
     scales: Callable  # block -> (d, dmin or None, the sc, the mn or None)
     n_sub: int
     offset: int
+    has_minima: bool
 
     @property
     def width(self):
@@ -227,12 +228,12 @@ def _bit_to(top, bit, place):
     return _shifted(top, bit - place) & (1 << place)
 
 
-Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0)
-Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4)
-Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0)
-Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0)
-Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32)
-IQ4_XS = Blocks256(_iq4_xs, _iq4_xs_scales, 8, 128)
+Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0, True)
+Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4, False)
+Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0, True)
+Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0, True)
+Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32, False)
+IQ4_XS = Blocks256(_iq4_xs, _iq4_xs_scales, 8, 128, False)
 
 
 # -- panels

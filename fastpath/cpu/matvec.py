@@ -1,0 +1,380 @@
+"""One to four rows of activations against packed weights.        definition: refimpl/ops/integer.py
+
+    work item   a group of 16 weight rows of one matrix, against the rows that use this matrix
+    arithmetic  that of dot.py: exact integers per block, one rounding chain per output; a lane is a weight
+                row, each unpacked register is multiplied as it is made, accumulators stay in registers
+    traffic     weights are read once and never stored; activations come from the caches.  A core waits for
+                memory and computes in turn unless it asks for bytes early: each block prefetches the bytes
+                AHEAD of it, also those of the next group, so that reading never stops
+
+Arguments as in dot.py, up to the routing; then `most`: items with more entries are somebody else's.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from fastpath.cpu import unpack
+from fastpath.cpu.kernel import inlined, kernel
+from fastpath.cpu.lanes import PackedBlock
+from fastpath.cpu.simd import (
+    F32,
+    I8,
+    I32,
+    I64,
+    f32x16,
+    i32x16,
+    invoke,
+    ld_i64,
+    pointer,
+    same,
+    splat,
+)
+from fastpath.cpu.simd_dot import dot_spread_at, prefetch
+
+MATVEC_ROWS = 4  # more rows of one matrix are cheaper through panels
+AHEAD_32 = 2048  # bytes between the block in work and the one that is asked for
+AHEAD_256 = 4096
+ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
+
+# where a block's scales lie on the stack, in bytes: f32[16] d and dmin, i32[16][16] scales, then minima
+_SCALES, _SUB_SCALES, _SUB_MINIMA, _STACK = 0, 1024, 2048, 3072
+
+
+# -- pieces of kernels; `rows` tuples have one value per activation row, and say how many there are
+
+
+def _tuple(b, kind, values):
+    result = ir.Constant(kind, ir.Undefined)
+    for t, value in enumerate(values):
+        result = b.insert_value(result, value, t)
+    return result
+
+
+def _values(b, value):
+    return [b.extract_value(value, t) for t in range(value.type.count)]
+
+
+def _at(b, addresses, offset):
+    return [b.add(address, offset) for address in addresses]
+
+
+def _load(b, address, kind, offset=0):
+    return b.load(pointer(b, address, offset), typ=kind, align=1)
+
+
+def _float(b, lanes):
+    return b.sitofp(lanes, f32x16.ir)
+
+
+def _fma(b, x, y, z):
+    return invoke(b, "llvm.fma.v16f32", f32x16.ir, [x, y, z])
+
+
+def _ask_for(b, block, first, n_bytes):
+    for line in range(0, n_bytes, 64):
+        prefetch(b, b.add(block, I64(first + line)))
+
+
+@intrinsic
+def addresses(typingctx, rows, n, base, stride, count):
+    """base + stride * row for the n row numbers i64[n] at `rows`: as many as `count`, the last may repeat."""
+    kind = types.UniTuple(types.intp, len(count))
+
+    def codegen(context, b, signature, args):
+        rows, n, base, stride, _ = args
+        last, values = b.sub(n, I64(1)), []
+        for t in range(kind.count):
+            entry = b.select(b.icmp_signed("<", I64(t), last), I64(t), last)
+            row = _load(b, b.add(rows, b.shl(entry, I64(3))), I64)
+            values.append(b.add(base, b.mul(row, stride)))
+        return _tuple(b, context.get_value_type(kind), values)
+
+    return kind(types.intp, types.intp, types.intp, types.intp, count), codegen
+
+
+@intrinsic
+def zeros(typingctx, rows):
+    """f32[16] zeros, as many as `rows` has values."""
+    kind = types.UniTuple(f32x16, len(rows))
+
+    def codegen(context, b, signature, args):
+        return ir.Constant(context.get_value_type(kind), None)
+
+    return kind(rows), codegen
+
+
+@intrinsic
+def put(typingctx, acc, targets, n):
+    """The first n lanes of each accumulator to its address."""
+
+    def codegen(context, b, signature, args):
+        acc, targets, n = args
+        for value, target in zip(_values(b, acc), _values(b, targets), strict=True):
+            whole = b.icmp_signed("==", n, I64(16))
+            with b.if_else(whole) as (then, otherwise):
+                with then:
+                    b.store(value, pointer(b, target), align=1)
+                with otherwise:
+                    mask = b.icmp_signed("<", _lane_numbers(), splat(b, b.trunc(n, I32), 16))
+                    arguments = [value, pointer(b, target), I32(4), mask]
+                    invoke(b, "llvm.masked.store.v16f32.p0", ir.VoidType(), arguments)
+        return context.get_dummy_value()
+
+    return types.void(acc, targets, n), codegen
+
+
+def _lane_numbers():
+    return ir.Constant(i32x16.ir, list(range(16)))
+
+
+def product_32(form, block_bytes):
+    """acc, address of a packed block, block number, rows of (q, scale, sums) -> acc with the block added."""
+
+    def codegen(context, b, signature, args):
+        acc, block, number, q, scales, sums = args
+        acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
+        _ask_for(b, block, AHEAD_32, 16 * block_bytes)
+        q, at = _at(b, q, b.shl(number, I64(5))), b.shl(number, I64(2))
+        totals = [_load(b, total, I32) for total in _at(b, sums, at)]
+        # two sums per row, so that an instruction need not wait for the one before it
+        dots = [[splat(b, b.mul(total, I32(-form.offset)), 16), same(i32x16, 0)] for total in totals]
+        packed = PackedBlock(b, block)
+        for i, (g, u) in enumerate(form.columns(packed)):
+            for dot, row in zip(dots, q, strict=True):
+                dot[i % 2] = dot_spread_at(b, dot[i % 2], u.value, b.add(row, I64(4 * g)))
+        scale = form.scale(packed).value
+        minimum = form.minimum(packed).value if form.minimum else None
+        for t, address in enumerate(_at(b, scales, at)):
+            x_scale = splat(b, _load(b, address, F32), 16)
+            acc[t] = _fma(b, _float(b, b.add(*dots[t])), b.fmul(scale, x_scale), acc[t])
+            if minimum is not None:
+                total = splat(b, b.sitofp(totals[t], F32), 16)
+                acc[t] = _fma(b, total, b.fmul(minimum, x_scale), acc[t])
+        return _tuple(b, args[0].type, acc)
+
+    @intrinsic
+    def product(typingctx, acc, block, number, q, scales, sums):
+        return acc(acc, types.intp, types.intp, q, scales, sums), codegen
+
+    return product
+
+
+def _sub_sum(b, sums, form, j):
+    """Sum of the activations of sub-block j, an LLVM value; `sums` has one number per 16."""
+    if form.n_sub == 16:
+        return _load(b, b.add(sums, b.shl(j, I64(2))), I32)
+    first = b.add(sums, b.shl(j, I64(3)))
+    return b.add(_load(b, first, I32), _load(b, first, I32, 4))
+
+
+def _add_part(b, form, whole, block, part, q, sums, stack):
+    """The dot products of a quarter of a block, times the scales of its sub-blocks, on top of `whole`."""
+    numbers = [form.sub_block(b, part, s) for s in range(form.n_sub // 4)]
+    starts = [_at(b, q, b.mul(j, I64(4 * form.width))) for j in numbers]
+    dots = [[same(i32x16, 0) for _ in numbers] for _ in q]
+    if form.offset:
+        for dot, row in zip(dots, sums, strict=True):
+            totals = [_sub_sum(b, row, form, j) for j in numbers]
+            dot[:] = [splat(b, b.mul(total, I32(-form.offset)), 16) for total in totals]
+    for s, k, u in form.columns(PackedBlock(b, block), part):
+        for dot, row in zip(dots, starts[s], strict=True):
+            dot[s] = dot_spread_at(b, dot[s], u.value, b.add(row, I64(4 * k)))
+    for s, j in enumerate(numbers):
+        sc = _load(b, b.add(stack, b.shl(j, I64(6))), i32x16.ir, _SUB_SCALES)
+        for dot, slot in zip(dots, whole, strict=True):
+            b.store(b.add(b.load(slot), b.mul(dot[s], sc)), slot)
+
+
+def _add_minima(b, form, acc, x_scales, sums, stack):
+    dmin = _load(b, stack, f32x16.ir, _SCALES + unpack.MINIMA)
+    minima = [same(i32x16, 0) for _ in acc]
+    for j in range(form.n_sub):
+        mn = _load(b, stack, i32x16.ir, _SUB_MINIMA + 64 * j)
+        for t, row in enumerate(sums):
+            minima[t] = b.add(minima[t], b.mul(mn, splat(b, _sub_sum(b, row, form, I64(j)), 16)))
+    for t, x_scale in enumerate(x_scales):
+        acc[t] = _fma(b, _float(b, minima[t]), b.fmul(dmin, splat(b, b.fneg(x_scale), 16)), acc[t])
+
+
+def product_256(form, block_bytes):
+    """As `product_32`, for a format with sub-blocks."""
+
+    def codegen(context, b, signature, args):
+        acc, block, number, q, scales, sums = args
+        acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
+        q, sums = _at(b, q, b.shl(number, I64(8))), _at(b, sums, b.shl(number, I64(6)))
+        x_scales = [_load(b, address, F32) for address in _at(b, scales, b.shl(number, I64(2)))]
+        memory = cgutils.alloca_once(b, ir.ArrayType(I8, _STACK))
+        stack = b.ptrtoint(memory, I64)
+        at = [b.add(stack, I64(offset)) for offset in (_SCALES, _SUB_SCALES, _SUB_MINIMA)]
+        unpack.store_scales(b, form, PackedBlock(b, block), *at)
+        whole = [cgutils.alloca_once_value(b, same(i32x16, 0)) for _ in acc]
+        with cgutils.for_range(b, I64(4), intp=I64) as loop:
+            quarter = 4 * block_bytes
+            _ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), AHEAD_256, quarter)
+            _add_part(b, form, whole, block, loop.index, q, sums, stack)
+        d = _load(b, stack, f32x16.ir, _SCALES)
+        for t, x_scale in enumerate(x_scales):
+            dot = _float(b, b.load(whole[t]))
+            acc[t] = _fma(b, dot, b.fmul(d, splat(b, x_scale, 16)), acc[t])
+        if form.has_minima:
+            _add_minima(b, form, acc, x_scales, sums, stack)
+        return _tuple(b, args[0].type, acc)
+
+    @intrinsic
+    def product(typingctx, acc, block, number, q, scales, sums):
+        return acc(acc, types.intp, types.intp, q, scales, sums), codegen
+
+    return product
+
+
+# -- kernels
+
+
+@inlined
+def _group(product, count, block, n_blocks, block_bytes, q, scales, sums, strides, rows, n_rows):
+    """acc f32[16] for as many rows of activations as `count` has values."""
+    q_rows = addresses(rows, n_rows, q, strides[0], count)
+    scale_rows = addresses(rows, n_rows, scales, strides[1], count)
+    sum_rows = addresses(rows, n_rows, sums, strides[2], count)
+    acc = zeros(q_rows)
+    for number in range(n_blocks):
+        acc = product(acc, block, number, q_rows, scale_rows, sum_rows)
+        block += 16 * block_bytes
+    return acc
+
+
+@inlined
+def each_group(args, lo, hi, thread, product, block_size, block_bytes):
+    """The items lo .. hi-1, as far as they have at most `most` rows of activations.
+
+    More than MATVEC_ROWS are taken in turns, each of which reads the weights again.
+    """
+    weights, matrix_bytes = ld_i64(args), ld_i64(args + 8)
+    n_rows, n_cols = ld_i64(args + 24), ld_i64(args + 32)
+    q, scale, sums = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
+    y, y_stride = ld_i64(args + 64), ld_i64(args + 72)
+    matrices, starts = ld_i64(args + 88), ld_i64(args + 96)
+    x_rows, out_rows = ld_i64(args + 104), ld_i64(args + 112)
+    n_groups, nb = (n_rows + 15) // 16, n_cols // block_size
+    strides = (n_cols, 4 * nb, n_cols // 8 if block_size == 32 else n_cols // 4)  # of q, scales, sums
+    most = ld_i64(args + 120)
+    for item in range(lo, hi):
+        used, g = item // n_groups, item % n_groups
+        entry, stop = ld_i64(starts + 8 * used), ld_i64(starts + 8 * used + 8)
+        if stop - entry > most:
+            continue
+        n = min(16, n_rows - 16 * g)
+        block = weights + ld_i64(matrices + 8 * used) * matrix_bytes + g * nb * 16 * block_bytes
+        while entry < stop:
+            k = min(MATVEC_ROWS, stop - entry)
+            rows, outs, at = x_rows + 8 * entry, out_rows + 8 * entry, y + 64 * g
+            if k == 1:
+                one = _group(product, ONE, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                put(one, addresses(outs, k, at, y_stride, ONE), n)
+            elif k == 2:
+                two = _group(product, TWO, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                put(two, addresses(outs, k, at, y_stride, TWO), n)
+            else:
+                four = _group(product, FOUR, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                put(four, addresses(outs, k, at, y_stride, FOUR), n)
+            entry += k
+
+
+_q4_0 = product_32(unpack.Q4_0, 18)
+_q4_1 = product_32(unpack.Q4_1, 20)
+_q5_0 = product_32(unpack.Q5_0, 22)
+_q5_1 = product_32(unpack.Q5_1, 24)
+_q8_0 = product_32(unpack.Q8_0, 34)
+_iq4_nl = product_32(unpack.IQ4_NL, 18)
+_mxfp4 = product_32(unpack.MXFP4, 17)
+_q2_k = product_256(unpack.Q2_K, 84)
+_q3_k = product_256(unpack.Q3_K, 110)
+_q4_k = product_256(unpack.Q4_K, 144)
+_q5_k = product_256(unpack.Q5_K, 176)
+_q6_k = product_256(unpack.Q6_K, 210)
+_iq4_xs = product_256(unpack.IQ4_XS, 136)
+
+
+@kernel
+def matvec_q4_0(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q4_0, 32, 18)
+
+
+@kernel
+def matvec_q4_1(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q4_1, 32, 20)
+
+
+@kernel
+def matvec_q5_0(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q5_0, 32, 22)
+
+
+@kernel
+def matvec_q5_1(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q5_1, 32, 24)
+
+
+@kernel
+def matvec_q8_0(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q8_0, 32, 34)
+
+
+@kernel
+def matvec_iq4_nl(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _iq4_nl, 32, 18)
+
+
+@kernel
+def matvec_mxfp4(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _mxfp4, 32, 17)
+
+
+@kernel
+def matvec_q2_k(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q2_k, 256, 84)
+
+
+@kernel
+def matvec_q3_k(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q3_k, 256, 110)
+
+
+@kernel
+def matvec_q4_k(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q4_k, 256, 144)
+
+
+@kernel
+def matvec_q5_k(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q5_k, 256, 176)
+
+
+@kernel
+def matvec_q6_k(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _q6_k, 256, 210)
+
+
+@kernel
+def matvec_iq4_xs(args, lo, hi, thread):
+    each_group(args, lo, hi, thread, _iq4_xs, 256, 136)
+
+
+KERNELS = {
+    "Q4_0": matvec_q4_0,
+    "Q4_1": matvec_q4_1,
+    "Q5_0": matvec_q5_0,
+    "Q5_1": matvec_q5_1,
+    "Q8_0": matvec_q8_0,
+    "IQ4_NL": matvec_iq4_nl,
+    "MXFP4": matvec_mxfp4,
+    "Q2_K": matvec_q2_k,
+    "Q3_K": matvec_q3_k,
+    "Q4_K": matvec_q4_k,
+    "Q5_K": matvec_q5_k,
+    "Q6_K": matvec_q6_k,
+    "IQ4_XS": matvec_iq4_xs,
+}
