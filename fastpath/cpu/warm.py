@@ -10,19 +10,20 @@ from dataclasses import fields, is_dataclass
 
 from fastpath.cpu import kernel_cache, threads
 from fastpath.cpu.activation import _geglu_kernel, _softcap_kernel
-from fastpath.cpu.attention import _attention_kernel
+from fastpath.cpu.attention import attention_kernels
 from fastpath.cpu.elementwise import _add_kernel, _scale_kernel
 from fastpath.cpu.grouping import _group_kernel
 from fastpath.cpu.linear import kernels_for
 from fastpath.cpu.moe import _expert_sum_kernel, _route_kernel
 from fastpath.cpu.norm import _rms_norm_kernel
 from fastpath.cpu.rotary import _rope_kernel
+from fastpath.cpu.write_kv import _write_kv_kernel
 from quant import QTensor
 
 _COMMON = (
     _rms_norm_kernel,
     _rope_kernel,
-    _attention_kernel,
+    _write_kv_kernel,
     _geglu_kernel,
     _softcap_kernel,
     _add_kernel,
@@ -30,13 +31,13 @@ _COMMON = (
 )
 
 
-def compile_plan(weights, activations="int8"):
+def compile_plan(weights, activations="int8", kv_type="f16"):
     """The kernels that a forward pass with these weights uses, each once.
 
     `weights` is a model's `Weights` (or anything that holds QTensors in dataclass fields and tuples).
     """
     tensors = list(_tensors(weights))
-    plan = list(_COMMON)
+    plan = [*_COMMON, *attention_kernels(kv_type)]
     if any(tensor.ndim == 3 for tensor in tensors):
         plan += (_route_kernel, _group_kernel, _expert_sum_kernel)
     for name in sorted({tensor.format.name for tensor in tensors}):

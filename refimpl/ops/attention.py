@@ -2,23 +2,29 @@
 
 import numpy as np
 
+STEP = 32  # positions of a block of keys
+
 
 def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
     """Store the keys and values of a call: position p of a sequence goes to slot p mod S of its lane.
 
     Shapes:
-        k, v              f[T, K, H]
-        k_cache, v_cache  f[R, S, K, H]  written in place
-        seq_ids           i[T]  lanes
-        positions         i[T]
+        k, v       f[T, K, H]
+        k_cache    [R, K, S/32, H, 32]  written in place; slot s is [s // 32, :, s % 32]
+        v_cache    [R, K, S, H]         written in place
+        seq_ids    i[T]  lanes
+        positions  i[T]
 
     Notes:
         One rule serves both kinds of cache.  While S exceeds every position it is a plain array; otherwise it
         is a ring, in which a sliding-window layer overwrites keys that no later query may see.
+        Keys lie transposed in blocks of 32 positions: a vector register then holds one component of 16
+        positions, and the sums of q·k for all of them need no sums across lanes.
+        A cache may have a smaller type than the call (`narrow`).
     """
-    slots = positions % k_cache.shape[1]
-    k_cache[seq_ids, slots] = k
-    v_cache[seq_ids, slots] = v
+    slots = positions % v_cache.shape[2]
+    k_cache[seq_ids, :, slots // STEP, :, slots % STEP] = narrow(k, k_cache.dtype)
+    v_cache[seq_ids, :, slots] = narrow(v, v_cache.dtype)
 
 
 def attention(q, k_cache, v_cache, seq_ids, positions, window):
@@ -28,12 +34,13 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         over positions s with  max(0, p - window + 1) <= s <= p,                p = positions[t]
 
     Shapes:
-        q                 f[T, N, H]     rotated queries
-        k_cache, v_cache  f[R, S, K, H]  the call's own keys and values are already in it
-        seq_ids           i[T]
-        positions         i[T]
-        window            int | None     positions that a query sees, its own included; None: all, in a
-                                         global layer
+        q          f[T, N, H]           rotated queries
+        k_cache    [R, K, S/32, H, 32]  the call's own keys and values are already in it
+        v_cache    [R, K, S, H]
+        seq_ids    i[T]
+        positions  i[T]
+        window     int | None           positions that a query sees, its own included; None: all, in a
+                                        global layer
     Returns:
         f[T, N, H]
 
@@ -43,21 +50,40 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         The window is a matter of positions.  Where a key is stored only matters for finding it.
         Every query sees itself, so the softmax is never over nothing.
         A row of the result depends on its own query, keys, values and positions alone.  Implementations that
-        must give equal bits for any batch, chunk and number of threads use this order: m, the exact maximum
-        of the scores; p_s = exp(score_s - m); the sums of p_s and p_s * v[s] per step of 32 positions (32i ..
-        32i + 31, counted from position 0), then over the steps, ascending; one division at the end.
+        must give equal bits for any batch, chunk and number of threads use this order: scores as sums over
+        128 components, added ascending; m, their exact maximum; p_s = exp(score_s - m); the sums of p_s and
+        p_s * v[s] per step of 32 positions (32i .. 32i + 31, counted from position 0), then over the steps,
+        ascending; one division at the end.
     """
     T, N, H = q.shape
-    _, S, K, _ = k_cache.shape
+    _, K, S, _ = v_cache.shape
     out = np.empty_like(q)
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
         assert p - first < S, f"position {p} sees {p - first + 1} keys, the cache holds {S}"
         slots = np.arange(first, p + 1) % S
-        k, v = k_cache[seq_ids[t], slots], v_cache[seq_ids[t], slots]
+        k = widen(k_cache[seq_ids[t], :, slots // STEP, :, slots % STEP], q.dtype)  # [keys, K, H]
+        v = widen(v_cache[seq_ids[t], :, slots], q.dtype)
         scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)
         out[t] = (probs @ v.transpose(1, 0, 2)).reshape(N, H)
     return out
+
+
+def narrow(x, dtype):
+    """Numbers in the type of a cache, rounded to nearest, ties to even; uint16 stands for bfloat16."""
+    if dtype != np.uint16:
+        with np.errstate(over="ignore"):  # beyond 65504 a float16 is infinite
+            return x.astype(dtype)
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # the upper half of a float32
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def widen(stored, dtype):
+    """What `narrow` stored, exactly."""
+    if stored.dtype == np.uint16:
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(dtype)

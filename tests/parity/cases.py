@@ -103,18 +103,18 @@ def experts(name, place):
 
 def attentions(place):
     rng = np.random.default_rng(8)
-    for H, K, G, S, window in (
-        (256, 1, 4, 96, None),
-        (512, 1, 2, 64, 40),
-        (40, 2, 1, 70, 33),
-        (6, 1, 3, 33, None),
+    for H, K, G, S, window, *types in (
+        (256, 1, 8, 96, None, "f16", "f16"),
+        (512, 1, 2, 64, 40, "bf16", "f32"),
+        (40, 2, 1, 96, 33, "f32", "bf16"),
+        (6, 1, 3, 64, None, "f16", "f32"),
     ):
-        q = strategies.normal(rng, 9, K * G, H, scale=H**-0.5)
-        caches = [strategies.normal(rng, 2, S, K, H) for _ in range(2)]
-        lanes = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1], np.int32)
+        q = strategies.normal(rng, 24, K * G, H, scale=H**-0.5)
+        caches = strategies.kv_caches(*strategies.normal(rng, 2, 2, S, K, H), *types)
+        lanes = np.array([0] * 21 + [1] * 3, np.int32)
         last = S - 1 if window is None else 3 * S
-        positions = np.array([*range(last - 5, last + 1), 0, 31, 32], np.int32)
-        for T in (1, 2, 9):
+        positions = np.array([*range(last - 20, last + 1), 0, 31, 32], np.int32)
+        for T in (1, 2, 9, 24):
             arrays = (q[-T:], *caches, lanes[-T:], positions[-T:])
             yield f"attention H {H} window {window} {T} rows", bind(cpu.attention, place, *arrays, window)
 
