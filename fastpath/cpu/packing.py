@@ -160,18 +160,19 @@ def pack(tensor, memory, groups=None):
     if tensor.ndim not in (2, 3):
         raise ValueError(f"{tensor.name}: shape {list(tensor.shape)}; expected a matrix or a stack of them")
     data = tensor.data
-    if not data.flags.c_contiguous:
+    if data.strides[-2:] != (data.shape[-1], 1):
         raise ValueError(f"{tensor.name}: its rows are not contiguous; copy the tensor")
     PackedTensor(tensor.format, tensor.shape, memory, tensor.name)  # fits, or says what does not
     first, stop = (0, n_groups(tensor)) if groups is None else groups
     if tensor.format.name not in SEGMENTS:
+        data = np.ascontiguousarray(data)  # of parts of a stack; other tensors are that already
         args = (address(data), address(memory), tensor.nbytes, first)
         threads.run(copy_rows, args, stop - first)
         return
     segments = _segment_words(tensor.format.name)
     args = (
         address(data), address(memory), tensor.shape[-2], tensor.row_bytes, tensor.format.block_bytes,
-        address(segments), len(segments), first,
+        address(segments), len(segments), first, data.strides[0] if tensor.ndim == 3 else 0,
     )  # fmt: skip
     threads.run(pack_groups, args, stop - first, GROUPS_PER_PIECE)
 
@@ -204,10 +205,11 @@ def pack_groups(args, lo, hi, thread):
     source, target, n_rows = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
     row_bytes, block_bytes = ld_i64(args + 24), ld_i64(args + 32)
     segments, n_segments, first = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
+    matrix_bytes = ld_i64(args + 64)
     per_matrix = (n_rows + 15) // 16
     for item in range(first + lo, first + hi):
         matrix, group = item // per_matrix, item % per_matrix
-        rows = source + (matrix * n_rows + 16 * group) * row_bytes
+        rows = source + matrix * matrix_bytes + 16 * group * row_bytes
         last = min(15, n_rows - 16 * group - 1)
         out = target + item * 16 * row_bytes
         for block in range(0, row_bytes, block_bytes):
