@@ -7,11 +7,13 @@ and is run once to warm up, then n times. Tokens are random; nothing is sampled.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fastpath.bench import profile
+from fastpath.bench.profile import Profiled
 from fastpath.bench.traffic import Call, Watched, totals
 from fastpath.engine import Engine
 
@@ -42,11 +44,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Result:
-    """samples_ns: one per repetition. traffic: of all calls of one repetition together."""
+    """samples_ns: one per repetition. traffic: of all forward calls of one repetition together. profiled: one
+    prompt or one step, looked at more closely."""
 
     test: Test
     samples_ns: list[int]
     traffic: Call
+    profiled: Profiled
 
     @property
     def samples_ts(self) -> list[float]:
@@ -57,9 +61,7 @@ class Result:
         return min(self.samples_ns)
 
 
-def tests_of(
-    prompts: list[int], gens: list[int], depths: list[int], n_seqs: list[int]
-) -> list[Test]:
+def tests_of(prompts: list[int], gens: list[int], depths: list[int], n_seqs: list[int]) -> list[Test]:
     """Every combination, as llama-bench makes them: prompts, then generations, for each depth."""
     found = []
     for depth in depths:
@@ -75,14 +77,12 @@ class Runner:
         self.engine = engine
         self.rng = np.random.default_rng(seed)
 
-    def run(
-        self, test: Test, repetitions: int, between: Callable[[], None] = lambda: None
-    ) -> Result:
+    def run(self, test: Test, repetitions: int, between: Callable[[], None] = lambda: None) -> Result:
         """between: called before the first and after each repetition, for what is measured in turn."""
         self._fill(test)
-        traffic = self._watch(test)
         for _ in range(1 if test.n_prompt else WARM_STEPS):
             self._one_call(test, self._ids(test))
+        one_call, profiled = self._profile(test)
         samples = []
         between()
         for _ in range(repetitions):
@@ -91,7 +91,8 @@ class Runner:
             between()
         for lane in range(test.n_seqs):
             self.engine.reset(lane)
-        return Result(test, samples, traffic)
+        traffic = totals([one_call] * (1 if test.n_prompt else test.n_gen))
+        return Result(test, samples, traffic, profiled)
 
     def _timed(self, test: Test) -> int:
         ids = [self._ids(test) for _ in range(1 if test.n_prompt else test.n_gen)]
@@ -132,17 +133,23 @@ class Runner:
         for lane in range(test.n_seqs):
             engine.tokens[lane] = engine.tokens[lane][: test.n_depth]
 
-    def _watch(self, test: Test) -> Call:
-        """The traffic of one repetition, from one eager run of a prompt, or of a step in its middle."""
-        engine, ops = self.engine, self.engine.ops
-        engine.ops = watched = Watched(ops, engine.model)
+    def _profile(self, test: Test) -> tuple[Call, Profiled]:
+        """What one prompt or one step reads and multiplies, and where its time goes."""
+        self._rewind(test)
+        engine = self.engine
+        ops, replay = engine.ops, engine.replay
+        watched = Watched(ops, engine.model)
+        engine.ops, engine.replay = watched, None
         try:
             self._one_call(test, self._ids(test))
         finally:
-            engine.ops = ops
-        one = totals(watched.calls)
-        self._rewind(test)
-        return totals([one] * (1 if test.n_prompt else test.n_gen))
+            engine.ops, engine.replay = ops, replay
+        program = None if replay is None or test.n_prompt else replay.program(test.n_seqs)
+        if program is None:
+            profiled = profile.of_ops(test.name, watched.calls)
+        else:
+            profiled = profile.of_replay(test.name, program, engine.model, watched.calls)
+        return totals(watched.calls), profiled
 
 
 def positions(tests: list[Test]) -> int:
@@ -153,8 +160,7 @@ def lanes(tests: list[Test]) -> int:
     return max(test.n_seqs for test in tests)
 
 
-def spread(values: list[float]) -> tuple[float, float]:
+def spread(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation, as llama-bench computes them."""
     x = np.asarray(values, np.float64)
     return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else 0.0
-

@@ -6,10 +6,12 @@ no news. The test suite looks at the same with many more shapes; this takes a se
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from fastpath.backend import ops_for
+from fastpath.cache import STEP, zeros
 from quant import FORMATS, QTensor
 
 ROWS = (1, 3, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
@@ -23,11 +25,14 @@ class ParityError(ValueError):
     """A kernel is wrong."""
 
 
-def check(model, ops, *, kv_type: str = "f16", activations: str = "int8") -> int:
-    """The number of cases that were looked at; ParityError names the first that is wrong."""
+def check(model, ops, kv_dtypes: tuple, *, activations: str = "int8") -> int:
+    """The number of cases that were looked at; ParityError names the first that is wrong.
+
+    kv_dtypes  what the cache stores keys and values as
+    """
     reference, rng = ops_for("ref"), np.random.default_rng(0)
     n = 0
-    for what, wrong in _cases(model, ops, reference, rng, kv_type, activations):
+    for what, wrong in _cases(model, ops, reference, rng, kv_dtypes, activations):
         n += 1
         if fault := wrong():
             raise ParityError(
@@ -40,16 +45,17 @@ def check(model, ops, *, kv_type: str = "f16", activations: str = "int8") -> int
 Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
 
 
-def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
+def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
     for fmt, is_packed in _formats(model, experts=False):
-        yield f"linear, {fmt}", lambda f=fmt, p=is_packed: _linear(ops, ref, rng, f, p, activations)
+        yield f"linear, {fmt}", partial(_linear, ops, ref, rng, fmt, is_packed, activations)
     for fmt, is_packed in _formats(model, experts=True):
-        yield f"expert_linear, {fmt}", lambda f=fmt, p=is_packed: _experts(ops, ref, rng, f, p, activations)
-    for H, is_windowed in sorted({(layer.head_dim, layer.window is not None) for layer in model.config.layers}):
-        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_type}"
-        yield what, lambda h=H, w=is_windowed: _attention(ops, ref, rng, h, w, kv_type)
+        yield f"expert_linear, {fmt}", partial(_experts, ops, ref, rng, fmt, is_packed, activations)
+    heads = {(layer.head_dim, layer.window is not None) for layer in model.config.layers}
+    for H, is_windowed in sorted(heads):
+        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
+        yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_dtypes)
     for name, case in _small_cases(rng).items():
-        yield name, lambda n=name, c=case: _against(getattr(ops, n), getattr(ref, n), c)
+        yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
 
 def _formats(model, *, experts: bool) -> list[tuple[str, bool]]:
@@ -84,12 +90,16 @@ def _experts(ops, ref, rng, fmt, is_packed, activations) -> str:
     C, E, A = 2 * max(256, FORMATS[fmt].block_size), 4, 2
     weight = _weight(rng, fmt, E, M, C)
     mine = _packed(weight) if is_packed else weight
+    exact = activations == "int8" and weight.format.integer_parts is not None
     for T in ROWS:
         x = rng.standard_normal((T, C)).astype(np.float32)
         ids = np.stack([rng.permutation(E)[:A] for _ in range(T)]).astype(np.int32)
-        exact = activations == "int8" and weight.format.integer_parts is not None
-        want = ref.expert_linear(x if exact else x.astype(np.float64), weight, ids, activations if exact else "float")
-        if fault := _difference(ops.expert_linear(x, mine, ids, activations), want, exact=exact):
+        got = ops.expert_linear(x, mine, ids, activations)
+        if exact:
+            want = ref.expert_linear(x, weight, ids, activations)
+        else:
+            want = ref.expert_linear(x.astype(np.float64), weight, ids, "float")
+        if fault := _difference(got, want, exact=exact):
             return f"{T} tokens: {fault}"
     return ""
 
@@ -104,7 +114,8 @@ def _weight(rng, fmt, *shape) -> QTensor:
     while len(found) < n:
         blocks = rng.integers(0, 256, (4 * n, block), dtype=np.uint8)
         values = FORMATS[fmt].dequantize_blocks(blocks)
-        found = np.concatenate([found, blocks[np.isfinite(values).all(axis=1) & (np.abs(values).max(axis=1) < 1e3)]])
+        usable = np.isfinite(values).all(axis=1) & (np.abs(values).max(axis=1) < 1e3)
+        found = np.concatenate([found, blocks[usable]])
     return QTensor(FORMATS[fmt], shape, found[:n].reshape(*shape[:-1], -1))
 
 
@@ -114,22 +125,35 @@ def _packed(weight: QTensor):
     return packing.packed(weight)
 
 
-def _attention(ops, ref, rng, H, is_windowed, kv_type) -> str:
-    R, S, K, G, n = 2, 96, 1, 4, 80
+def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
+    """Also what fills the cache: a ring that has wrapped, or a line."""
+    R, S, K, G, n = 2, 96, 2, 4, 130 if is_windowed else 80
     window = 50 if is_windowed else None
-    k_cache, v_cache = (rng.standard_normal((R, S, K, H)).astype(np.float32) for _ in range(2))
-    q = (rng.standard_normal((20, K * G, H)) / np.sqrt(H)).astype(np.float32)
-    positions = np.arange(n - 20, n, dtype=np.int32)
-    lanes = np.ones(20, np.int32)
-    many = ops.attention(q, k_cache, v_cache, lanes, positions, window)
-    wide = [a.astype(np.float64) for a in (q, k_cache, v_cache)]
-    if fault := _difference(many, ref.attention(*wide, lanes, positions, window)):
+    mine, its = [_empty(R, S, K, H, *kv_dtypes) for _ in range(2)]
+    lanes, T = np.ones(20, np.int32), 20
+    for first in range(0, n, T):
+        positions = np.arange(first, min(n, first + T), dtype=np.int32)
+        k, v = (rng.standard_normal((len(positions), K, H)).astype(np.float32) for _ in range(2))
+        ops.write_kv(k, v, *mine, lanes[: len(k)], positions)
+        ref.write_kv(k, v, *its, lanes[: len(k)], positions)
+    if any(a.tobytes() != b.tobytes() for a, b in zip(mine, its, strict=True)):
+        return "write_kv stores other bytes than its definition"
+    q = (rng.standard_normal((T, K * G, H)) / np.sqrt(H)).astype(np.float32)
+    positions = np.arange(n - T, n, dtype=np.int32)
+    many = ops.attention(q, *mine, lanes, positions, window)
+    if fault := _difference(many, ref.attention(q.astype(np.float64), *its, lanes, positions, window)):
         return fault
-    for T in (1, 2):
-        few = ops.attention(q[-T:], k_cache, v_cache, lanes[-T:], positions[-T:], window)
-        if not np.array_equal(few, many[-T:]):
-            return f"{T} rows give other bytes than 20"
+    for rows in (1, 2):
+        last = slice(T - rows, T)
+        few = ops.attention(q[last].copy(), *mine, lanes[last], positions[last], window)
+        if not np.array_equal(few, many[last]):
+            return f"{rows} rows give other bytes than {T}"
     return ""
+
+
+def _empty(R, S, K, H, k_dtype, v_dtype):
+    """Caches of S slots: refimpl/ops/attention.py."""
+    return zeros((R, K, S // STEP, H, STEP), k_dtype), zeros((R, K, S, H), v_dtype)
 
 
 def _small_cases(rng) -> dict[str, dict]:
@@ -154,7 +178,10 @@ def _small_cases(rng) -> dict[str, dict]:
 
 def _against(function, definition, case: dict) -> str:
     """float32 against the definition in float64."""
-    wide = {k: v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype == np.float32 else v for k, v in case.items()}
+    wide = {
+        name: value.astype(np.float64) if getattr(value, "dtype", None) == np.float32 else value
+        for name, value in case.items()
+    }
     got, want = function(**case), definition(**wide)
     if not isinstance(got, tuple):
         got, want = (got,), (want,)
@@ -168,7 +195,8 @@ def _difference(got, want, *, exact: bool = False) -> str:
     if exact:
         wrong = np.ascontiguousarray(got).view(np.int32) != np.ascontiguousarray(want).view(np.int32)
         return f"{int(wrong.sum())} of {wrong.size} values differ from the definition" if wrong.any() else ""
-    error = np.sqrt(np.mean((got.astype(np.float64) - want) ** 2) / np.mean(np.square(want, dtype=np.float64)))
+    difference = got.astype(np.float64) - want
+    error = np.sqrt(np.mean(difference**2) / np.mean(np.square(want, dtype=np.float64)))
     if error <= FLOAT_ERROR:
         return ""
     return f"normalised error {error:.1e}, expected at most {FLOAT_ERROR:.0e}"

@@ -2,6 +2,7 @@
 
 Read      work item: a piece of at most 1 MB     traffic: every byte once, nothing written
 Dot       work item: ROUNDS times 12 dot products of 64 bytes, in registers; no traffic
+Fma       the same of 16 float32
 """
 
 import time
@@ -13,13 +14,24 @@ import numpy as np
 from fastpath.cpu import threads
 from fastpath.cpu.buffers import address
 from fastpath.cpu.kernel import kernel
-from fastpath.cpu.simd import add_i32, as_i8, ld_i64, load_i32, splat_i32, store_i32
+from fastpath.cpu.simd import (
+    add_f32,
+    add_i32,
+    as_i8,
+    fma_f32,
+    ld_i64,
+    load_f32,
+    load_i32,
+    splat_i32,
+    store_f32,
+    store_i32,
+)
 from fastpath.cpu.simd_dot import dot_spread
 
 PIECE = 1 << 20
 LINE = 512  # bytes per round of the reading loop; tails are left out, and do not count
 ROUNDS = 1 << 16
-OPS_PER_ITEM = ROUNDS * 12 * 128  # 64 products and 64 additions each
+DOT_OPS, FMA_OPS = 12 * 128, 12 * 32  # of a round: multiplications and additions
 
 
 @kernel
@@ -53,6 +65,21 @@ def dot_peak(args, lo, hi, thread):
         store_i32(out, add_i32(first, add_i32(add_i32(add_i32(g, h), add_i32(i, j)), add_i32(k, l))))
 
 
+@kernel
+def fma_peak(args, lo, hi, thread):
+    words, out = ld_i64(args), ld_i64(args + 8) + 64 * thread
+    for _ in range(lo, hi):
+        x, y = load_f32(words), load_f32(words + 64)  # halves: sums stay small
+        a = x
+        b, c, d, e, f, g, h, i, j, k, l = a, a, a, a, a, a, a, a, a, a, a
+        for _ in range(ROUNDS):
+            a, b, c, d = fma_f32(a, x, y), fma_f32(b, x, y), fma_f32(c, x, y), fma_f32(d, x, y)
+            e, f, g, h = fma_f32(e, x, y), fma_f32(f, x, y), fma_f32(g, x, y), fma_f32(h, x, y)
+            i, j, k, l = fma_f32(i, x, y), fma_f32(j, x, y), fma_f32(k, x, y), fma_f32(l, x, y)
+        first = add_f32(add_f32(add_f32(a, b), add_f32(c, d)), add_f32(e, f))
+        store_f32(out, add_f32(first, add_f32(add_f32(add_f32(g, h), add_f32(i, j)), add_f32(k, l))))
+
+
 class PlainRead:
     """Reads memory that is already there, such as a model's weights, on all threads."""
 
@@ -82,15 +109,24 @@ def _pieces(array: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def dot_ops_per_s(seconds: float = 0.1) -> float:
     """int8 multiplications and additions of the kernels' own dot product, from registers, on all threads."""
+    return _peak(dot_peak, np.arange(64, dtype=np.int8), DOT_OPS, seconds)
+
+
+def fma_ops_per_s(seconds: float = 0.1) -> float:
+    """The same of float32."""
+    return _peak(fma_peak, np.full(32, 0.5, np.float32), FMA_OPS, seconds)
+
+
+def _peak(kernel, words: np.ndarray, ops_per_round: int, seconds: float) -> float:
     n_threads = threads.num_threads()
-    words, out = np.arange(64, dtype=np.int8), np.zeros((n_threads, 16), np.int32)
-    args = (address(words), address(out))
-    dot_peak.load()
+    out = np.zeros((n_threads, 16), np.int32)
+    n_items = 4 * n_threads
+    kernel.load()
     best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
-        begin, n_items = time.perf_counter(), 4 * n_threads
-        threads.run(dot_peak, args, n_items, 1, n_threads)
-        best = max(best, n_items * OPS_PER_ITEM / (time.perf_counter() - begin))
+        begin = time.perf_counter()
+        threads.run(kernel, (address(words), address(out)), n_items, 1, n_threads)
+        best = max(best, n_items * ROUNDS * ops_per_round / (time.perf_counter() - begin))
     return best
 
 

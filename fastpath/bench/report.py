@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpath.bench.measure import Result, spread
+from fastpath.bench.table import markdown
 
 GB = 1e9
 
@@ -69,7 +70,7 @@ def row(setting: Setting, result: Result) -> dict[str, Any]:
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
-        "test_time": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "test_time": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "avg_ns": round(avg_ns),
         "stddev_ns": round(stddev_ns),
         "avg_ts": avg_ts,
@@ -93,7 +94,7 @@ def row(setting: Setting, result: Result) -> dict[str, Any]:
     }
 
 
-COLUMNS = ("test", "t/s", "GB/s", "% of read", "TOPS", "% of peak", "bytes a call")
+COLUMNS = ("test", "t/s", "GB/s", "% of read", "TOPS", "% of peak", "MB a call")
 
 
 def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
@@ -108,20 +109,9 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
             f"{r['read_percent']:.0f}",
             f"{r['tops']:.2f}",
             f"{r['peak_percent']:.0f}",
-            f"{(r['weight_bytes'] + r['kv_bytes']) / n_calls / 1e6:.0f} MB",
+            f"{(r['weight_bytes'] + r['kv_bytes']) / n_calls / 1e6:.1f}",
         ])  # fmt: skip
     return markdown(cells)
-
-
-def markdown(cells: list[list[str]]) -> str:
-    """The first line is the head; the first column is text, the others are numbers."""
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    lines = [
-        "| " + " | ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths))) + " |"
-        for line in cells
-    ]
-    rule = "|" + "|".join("-" * (w + 1) + ("-" if i == 0 else ":") for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def head(s: Setting) -> str:
@@ -130,9 +120,9 @@ def head(s: Setting) -> str:
     packed = "packed" if s.is_packed else "as in the file"
     return "\n".join((
         f"machine  {cpu_name()}, {os.cpu_count()} CPUs; kernels {s.kernels}",
-        f"rates    plain read of the weights {s.read_gb_s:.1f} GB/s, int8 dot products {s.peak_tops:.2f} TOPS",
-        f"model    {s.model.config.name or s.model.path.name}, {s.model_size / GB:.2f} GB, "
-        f"{s.n_params / 1e9:.2f} B weights, {packed}, cache {s.kv_types[0]}, {s.kv_types[1]}",
+        f"rates    plain read of the weights {s.read_gb_s:.1f} GB/s, int8 products {s.peak_tops:.2f} TOPS",
+        f"model    {s.model.config.name or s.model.path.name}, {s.model_size / 1e6:.1f} MB, "
+        f"{s.n_params / 1e6:.1f} M weights, {packed}, cache {s.kv_types[0]}, {s.kv_types[1]}",
         f"memory   {own}peak {s.peak_bytes / 1e6:.0f} MB; load {s.load_s:.2f} s; "
         f"parity of {s.n_parity_cases} cases is green",
     ))  # fmt: skip

@@ -1,6 +1,5 @@
 """One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
 
-import inspect
 import statistics
 import time
 from argparse import Namespace
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastpath.backend import ops_for
-from fastpath.bench import measure, parity, rates, report
+from fastpath.bench import measure, parity, profile, rates, report
 from fastpath.bench.measure import Runner, tests_of
 from fastpath.cli.setup import say, warm_up
 from fastpath.cli.stats import own_bytes, peak_bytes
@@ -28,7 +27,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     model, load_s = _load(args, path)
     engine = _engine(args, model, tests)
     warm_up(Namespace(backend="cpu", threads=args.threads), engine)
-    n_cases = parity.check(model, engine.ops, kv_type=_kv_types(args)[0])
+    n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
     plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
     runner, results = Runner(engine), []
     for i, test in enumerate(tests):
@@ -51,7 +50,11 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
         n_parity_cases=n_cases,
     )
     rows = [report.row(setting, result) for result in results]
-    return rows, report.head(setting) + "\n\n" + report.table(rows, [test.name for test in tests])
+    text = report.head(setting) + "\n\n" + report.table(rows, [test.name for test in tests])
+    if args.profile:
+        limits = profile.Limits(setting.read_gb_s * 1e9, setting.peak_tops * 1e12, rates.fma_ops_per_s())
+        text += "".join(f"\n\n{result.profiled.text(limits)}" for result in results)
+    return rows, text
 
 
 def _load(args: Namespace, path: Path) -> tuple[Model, float]:
@@ -67,12 +70,8 @@ def _is_packed(model: Model) -> bool:
 
 
 def _kv_types(args: Namespace) -> tuple[str, str]:
-    k, _, v = (args.kv_type or ("f16" if _engine_knows("kv_type") else "f32")).partition(",")
+    k, _, v = (args.kv_type or "f16").partition(",")
     return k, v or k
-
-
-def _engine_knows(option: str) -> bool:
-    return option in inspect.signature(Engine).parameters
 
 
 def _engine(args: Namespace, model: Model, tests: list[measure.Test]) -> Engine:
@@ -80,12 +79,17 @@ def _engine(args: Namespace, model: Model, tests: list[measure.Test]) -> Engine:
     most = model.config.context_len
     if n > most:
         raise ValueError(f"bench: {n} positions asked for, but the model was made for {most}. Ask for fewer.")
-    options: dict[str, Any] = {"kv_type": args.kv_type or "f16", "replay": not args.no_replay}
     return Engine(
         model,
         ops_for("cpu"),
         context_len=n,
         chunk=args.batch_size or default_chunk(model.config),
         n_seqs=measure.lanes(tests),
-        **{name: value for name, value in options.items() if _engine_knows(name)},
+        kv_type=_kv_types(args),
+        replay=not args.no_replay,
     )
+
+
+def print_kernel_rates(*, as_json: bool) -> int:
+    """What single kernels reach on memory that is in no cache."""
+    raise ValueError("bench --kernels: there are no rates of single kernels yet. Leave it out.")

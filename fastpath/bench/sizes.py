@@ -49,7 +49,8 @@ SIZES = {
     for size in (
         Size("E2B", 35, 5, D=1536, N=8, K_swa=1, K=1, F=6144, window=512, context=131072,
              n_shared=20, double_wide=True, P=256),
-        Size("E4B", 42, 6, D=2560, N=8, K_swa=2, K=2, F=10240, window=512, context=131072, n_shared=18, P=256),
+        Size("E4B", 42, 6, D=2560, N=8, K_swa=2, K=2, F=10240, window=512, context=131072,
+             n_shared=18, P=256),
         Size("12B", 48, 6, D=3840, N=16, K_swa=8, K=1, F=15360, window=1024, context=262144, k_is_v=True),
         Size("26B-A4B", 30, 6, D=2816, N=16, K_swa=8, K=2, F=2112, window=1024, context=262144, k_is_v=True,
              E=128, A=8, F_expert=704),
@@ -152,8 +153,8 @@ def parse(spec: str) -> tuple[Size, str]:
     if size not in SIZES or recipe.removesuffix(PURE) not in RECIPES:
         sizes, recipes = ", ".join(SIZES), ", ".join(RECIPES)
         raise ValueError(
-            f"synthetic model {spec[:40]!r}: expected SIZE:RECIPE, SIZE one of {sizes}, RECIPE one of {recipes} "
-            f"(each also with {PURE} behind it), such as E2B:Q4_0"
+            f"synthetic model {spec[:40]!r}: expected SIZE:RECIPE such as E2B:Q4_0, SIZE one of {sizes}, "
+            f"RECIPE one of {recipes} (each also with {PURE} behind it)"
         )
     return SIZES[size], recipe
 
@@ -172,9 +173,7 @@ def metadata(s: Size, recipe: str) -> dict[str, object]:
         "gemma4.embedding_length": s.D,
         "gemma4.feed_forward_length": [s.ffn_dim(i) for i in layers] if s.double_wide else s.F,
         a + "head_count": s.N,
-        a + "head_count_kv": s.K
-        if s.K == s.K_swa
-        else [s.K if s.is_global(i) else s.K_swa for i in layers],
+        a + "head_count_kv": s.K if s.K == s.K_swa else [s.K if s.is_global(i) else s.K_swa for i in layers],
         a + "layer_norm_rms_epsilon": RMS_EPS,
         "gemma4.rope.freq_base": THETA_GLOBAL,
         "gemma4.rope.freq_base_swa": THETA_LOCAL,

@@ -131,5 +131,3 @@ class _Draw:
             kept = blocks[self.rng.integers(0, len(blocks), -(-size // block))].reshape(-1)
             self.pools[fmt, row_len] = kept
         return kept
-
-

@@ -2,7 +2,7 @@
 
     watched = Watched(ops, model)
     forward(watched, ...)
-    watched.calls        -> [Call, ...]
+    watched.calls        -> [Call, ...], of all forward calls so far
 
 Bytes are those that must come from memory at least once per call: weights (of the experts that were chosen,
 of the rows that were looked up), and the keys and values that are visible. Activations stay in the caches,
@@ -10,7 +10,7 @@ and do not count.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -39,10 +39,12 @@ class Call:
     field: str  # of the weights that it read; "" for ops without
     kind: str  # of the layer: see `layer_kind`; "" outside the layers
     ns: int
+    begin_ns: int = 0
+    n_rows: int = 0  # tokens of the forward call that it was part of
     weight_bytes: int = 0
     kv_bytes: int = 0
-    n_ops: int = 0  # multiplications and additions of matrix products
-    n_float_ops: int = 0  # those of attention
+    n_ops: int = 0  # multiplications and additions of integers
+    n_float_ops: int = 0  # those of float32: attention, weights without integer parts
 
     @property
     def op_class(self) -> str:
@@ -60,16 +62,13 @@ def layer_kind(layer) -> str:
 
 
 class Watched:
-    """The op table `ops` for a model. `calls` are those since the last `clear`."""
+    """The op table `ops` for a model."""
 
     def __init__(self, ops, model):
         self._ops, self._config = ops, model.config
-        self._fields = dict(_fields(model.weights))
-        self._kind = ""
+        self._fields = {id(weight): place for weight, place in weight_places(model.weights)}
+        self._kind, self._n_rows = "", 0
         self.calls: list[Call] = []
-
-    def clear(self) -> None:
-        self.calls, self._kind = [], ""
 
     def __getattr__(self, op: str) -> Any:
         function = getattr(self._ops, op)
@@ -80,35 +79,37 @@ class Watched:
             begin = time.perf_counter_ns()
             result = function(*args, **options)
             ns = time.perf_counter_ns() - begin
-            self.calls.append(self._noted(op, ns, args))
+            self.calls.append(self._noted(op, begin, ns, args))
             return result
 
         setattr(self, op, call)
         return call
 
-    def _noted(self, op: str, ns: int, args: tuple) -> Call:
+    def _noted(self, op: str, begin: int, ns: int, args: tuple) -> Call:
         """Layers are told apart by the weights that their ops read; ops without belong to the same layer."""
         field = ""
+        if op == "embed":  # the first op of a forward call
+            self._n_rows = len(args[1])
         for arg in args:
             if id(arg) in self._fields:
                 layer, field = self._fields[id(arg)]
                 self._kind = "" if layer is None else layer_kind(self._config.layers[layer])
                 break
         count = COUNTS.get(op)
-        return Call(op, field, self._kind, ns, **(count(*args) if count else {}))
+        return Call(op, field, self._kind, ns, begin, self._n_rows, **(count(*args) if count else {}))
 
 
-def _fields(weights) -> Iterator[tuple[int, tuple[int | None, str]]]:
-    """(id of a weight, its layer and field). A tied head is told from the table by its op."""
+def weight_places(weights) -> Iterator[tuple[Any, tuple[int | None, str]]]:
+    """Each weight with its layer and its field. A tied table has the field of the head, "output"."""
     for each in fields(weights):
-        if each.name not in ("layers", "unused"):
-            yield id(getattr(weights, each.name)), (None, each.name)
-    yield id(weights.output), (None, "output")
+        if each.name not in ("layers", "unused", "output"):
+            yield getattr(weights, each.name), (None, each.name)
+    yield weights.output, (None, "output")
     for i, layer in enumerate(weights.layers):
         for each in fields(layer):
             value = getattr(layer, each.name)
             if value is not None and not isinstance(value, float):
-                yield id(value), (i, each.name)
+                yield value, (i, each.name)
 
 
 # -- op -> what a call counts, from its arguments
@@ -118,34 +119,39 @@ def _embed(table, ids, *_) -> dict[str, int]:
     return {"weight_bytes": len(ids) * table.row_bytes}
 
 
-def _linear(x, weight, *_) -> dict[str, int]:
+def _linear(x, weight, activations, *_) -> dict[str, int]:
     M, C = weight.shape
-    return {"weight_bytes": weight.nbytes, "n_ops": 2 * len(x) * M * C}
+    return {"weight_bytes": weight.nbytes, _unit(weight, activations): 2 * len(x) * M * C}
 
 
-def _expert_linear(x, weight, expert_ids, *_) -> dict[str, int]:
+def _expert_linear(x, weight, expert_ids, activations, *_) -> dict[str, int]:
     E, M, C = weight.shape
     n_read = len(np.unique(expert_ids))
-    return {"weight_bytes": weight.nbytes // E * n_read, "n_ops": 2 * expert_ids.size * M * C}
+    n_bytes = weight.nbytes // E * n_read
+    return {"weight_bytes": n_bytes, _unit(weight, activations): 2 * expert_ids.size * M * C}
+
+
+def _unit(weight, activations: str) -> str:
+    return "n_ops" if activations == "int8" and weight.format.integer_parts is not None else "n_float_ops"
 
 
 def _attention(q, k_cache, v_cache, seq_ids, positions, window, *_) -> dict[str, int]:
-    """Keys that several rows of one sequence see are read once."""
+    """Keys that several rows of one sequence see are read once. k_cache [R, K, S/32, H, 32]"""
     _, N, H = q.shape
     last = np.asarray(positions, np.int64)
     first = np.zeros_like(last) if window is None else np.maximum(0, last - window + 1)
     lanes = np.asarray(seq_ids)
     n_keys = sum(int(last[lanes == r].max() - first[lanes == r].min()) + 1 for r in np.unique(lanes))
-    per_key = _key_bytes(k_cache, H) + _key_bytes(v_cache, H)
+    per_key = k_cache.shape[1] * H * (k_cache.dtype.itemsize + v_cache.dtype.itemsize)
     return {"kv_bytes": n_keys * per_key, "n_float_ops": 4 * N * H * int((last - first + 1).sum())}
 
 
-def _key_bytes(cache, H: int) -> int:
-    """Of one position: cache [R, S, K, H]."""
-    return cache.shape[2] * H * cache.dtype.itemsize
-
-
-COUNTS = {"embed": _embed, "linear": _linear, "expert_linear": _expert_linear, "attention": _attention}
+COUNTS: dict[str, Callable[..., dict[str, int]]] = {
+    "embed": _embed,
+    "linear": _linear,
+    "expert_linear": _expert_linear,
+    "attention": _attention,
+}
 
 
 def totals(calls: list[Call]) -> Call:

@@ -1,6 +1,6 @@
 """A vocabulary of the published size without the published words.
 
-262,144 pieces and about as many merges as the real one (485,000 to 515,000), so that loading a tokenizer
+262,144 pieces and about as many merges as the real one (522,000; 514,906), so that loading a tokenizer
 takes as long; markers and bytes have their real ids.
 """
 

@@ -29,7 +29,11 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _numbers(group, "-d", "--depth", 0, "0", "tokens that are in the cache before")
     _numbers(group, "--batch", None, 1, "1", "sequences that are decoded together in one call")
     group.add_argument(
-        "-b", "--batch-size", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
+        "-b",
+        "--batch-size",
+        type=whole(1),
+        metavar="N",
+        help="prompt tokens per call (default: 1024 to 2048)",
     )
     group.add_argument(
         "-r", "--repetitions", type=whole(1, 1000), default=REPETITIONS, metavar="N",
@@ -42,7 +46,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-replay", action="store_true", help="decode without recorded programs")
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="rows as JSON instead of a table")
-    group.add_argument("--profile", action="store_true", help="also: time, bytes, percent of limit per kind of op")
+    group.add_argument(
+        "--profile", action="store_true", help="also: time, bytes, percent of limit per kind of op"
+    )
     group.add_argument("--kernels", action="store_true", help="rates of single kernels instead of a model's")
 
 
@@ -71,7 +77,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def _path(args: argparse.Namespace) -> Path:
     if args.vocab is not None and args.synthetic is None:
-        raise ValueError("--vocab is for --synthetic SIZE:RECIPE. Leave it out, or ask for a synthetic model.")
+        raise ValueError("--vocab is for --synthetic SIZE:RECIPE. Leave it out, or ask for such a model.")
     if args.synthetic is None:
         return arguments.model_path(args.model)
     from fastpath.bench import synthetic
