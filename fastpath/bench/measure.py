@@ -21,7 +21,7 @@ WARM_STEPS = 3  # decode calls before those that are timed; the first may record
 
 
 @dataclass(frozen=True)
-class Test:
+class Workload:
     n_prompt: int = 0
     n_gen: int = 0
     n_depth: int = 0
@@ -47,7 +47,7 @@ class Result:
     """samples_ns: one per repetition. traffic: of all forward calls of one repetition together. profiled: one
     prompt or one step, looked at more closely."""
 
-    test: Test
+    test: Workload
     samples_ns: list[int]
     traffic: Call
     profiled: Profiled
@@ -61,12 +61,12 @@ class Result:
         return min(self.samples_ns)
 
 
-def tests_of(prompts: list[int], gens: list[int], depths: list[int], n_seqs: list[int]) -> list[Test]:
+def workloads(prompts: list[int], gens: list[int], depths: list[int], n_seqs: list[int]) -> list[Workload]:
     """Every combination, as llama-bench makes them: prompts, then generations, for each depth."""
     found = []
     for depth in depths:
-        found += [Test(n_prompt=n, n_depth=depth) for n in prompts if n]
-        found += [Test(n_gen=n, n_depth=depth, n_seqs=rows) for n in gens if n for rows in n_seqs]
+        found += [Workload(n_prompt=n, n_depth=depth) for n in prompts if n]
+        found += [Workload(n_gen=n, n_depth=depth, n_seqs=rows) for n in gens if n for rows in n_seqs]
     return found
 
 
@@ -77,7 +77,7 @@ class Runner:
         self.engine = engine
         self.rng = np.random.default_rng(seed)
 
-    def run(self, test: Test, repetitions: int, between: Callable[[], None] = lambda: None) -> Result:
+    def run(self, test: Workload, repetitions: int, between: Callable[[], None] = lambda: None) -> Result:
         """between: called before the first and after each repetition, for what is measured in turn."""
         self._fill(test)
         for _ in range(1 if test.n_prompt else WARM_STEPS):
@@ -94,20 +94,20 @@ class Runner:
         traffic = totals([one_call] * (1 if test.n_prompt else test.n_gen))
         return Result(test, samples, traffic, profiled)
 
-    def _timed(self, test: Test) -> int:
+    def _timed(self, test: Workload) -> int:
         ids = [self._ids(test) for _ in range(1 if test.n_prompt else test.n_gen)]
         begin = time.perf_counter_ns()
         for each in ids:
             self._one_call(test, each)
         return time.perf_counter_ns() - begin
 
-    def _ids(self, test: Test) -> list[list[int]]:
+    def _ids(self, test: Workload) -> list[list[int]]:
         """For each lane, the ids of one prompt or one step."""
         V = self.engine.model.config.vocab_size
         n = test.n_prompt or 1
         return [self.rng.integers(0, V, n).tolist() for _ in range(test.n_seqs)]
 
-    def _one_call(self, test: Test, ids: list[list[int]]) -> None:
+    def _one_call(self, test: Workload, ids: list[list[int]]) -> None:
         if test.n_prompt:
             self.engine.prefill(ids[0])
         elif test.n_seqs == 1:
@@ -115,7 +115,7 @@ class Runner:
         else:
             self.engine.extend(list(enumerate(ids)))
 
-    def _fill(self, test: Test) -> None:
+    def _fill(self, test: Workload) -> None:
         """Every lane holds n_depth tokens."""
         V = self.engine.model.config.vocab_size
         for lane in range(test.n_seqs):
@@ -123,7 +123,7 @@ class Runner:
             if test.n_depth:
                 self.engine.prefill(self.rng.integers(0, V, test.n_depth).tolist(), lane=lane)
 
-    def _rewind(self, test: Test) -> None:
+    def _rewind(self, test: Workload) -> None:
         """Back to n_depth tokens: the cache still holds what they need, unless a ring was overrun."""
         engine = self.engine
         windows = [layer.window for layer in engine.model.config.layers if layer.window is not None]
@@ -133,7 +133,7 @@ class Runner:
         for lane in range(test.n_seqs):
             engine.tokens[lane] = engine.tokens[lane][: test.n_depth]
 
-    def _profile(self, test: Test) -> tuple[Call, Profiled]:
+    def _profile(self, test: Workload) -> tuple[Call, Profiled]:
         """What one prompt or one step reads and multiplies, and where its time goes."""
         self._rewind(test)
         engine = self.engine
@@ -152,11 +152,11 @@ class Runner:
         return totals(watched.calls), profiled
 
 
-def positions(tests: list[Test]) -> int:
+def positions(tests: list[Workload]) -> int:
     return max(test.n_positions for test in tests) + 1
 
 
-def lanes(tests: list[Test]) -> int:
+def lanes(tests: list[Workload]) -> int:
     return max(test.n_seqs for test in tests)
 
 

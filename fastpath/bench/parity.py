@@ -5,7 +5,7 @@ shapes, against the reference's op table. `bench` prints no figure when one is w
 no news. The test suite looks at the same with many more shapes; this takes a second or two.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,9 @@ M = 37  # two whole groups of 16 rows, and a rest
 # Normalised RMS error that float32 kernels may have against float64: sums of 256 to 512 terms lose less
 # than 512 * 2^-24 = 3e-5 in the worst case, and a hundredth of that usually (measured: up to 2e-7).
 FLOAT_ERROR = 3e-6
+
+
+REPORT = "Run the tests (make test), and say on which processor this was."
 
 
 class ParityError(ValueError):
@@ -36,10 +39,40 @@ def check(model, ops, kv_dtypes: tuple, *, activations: str = "int8") -> int:
         n += 1
         if fault := wrong():
             raise ParityError(
-                f"parity: {what}: {fault}. No figure is printed for kernels that compute something else: run "
-                "the tests (make test), and say on which processor."
+                f"parity: {what}: {fault}. No figure is printed for kernels that are wrong. {REPORT}"
             )
     return n
+
+
+def check_replay(engine, n_seqs: Sequence[int]) -> int:
+    """A recorded step against the same ops called one by one: equal bytes, for each number of sequences."""
+    rng, V = np.random.default_rng(1), engine.model.config.vocab_size
+    if engine.replay is None:
+        return 0
+    for n in n_seqs:
+        steps = [[(lane, [int(rng.integers(V))]) for lane in range(n)] for _ in range(3)]
+        replayed = _extended(engine, steps)  # the first of them is recorded
+        replay, engine.replay = engine.replay, None
+        try:
+            eager = _extended(engine, steps)
+        finally:
+            engine.replay = replay
+        if replayed.tobytes() != eager.tobytes():
+            raise ParityError(
+                f"parity: a replayed step of {n} tokens gives other bytes than its ops called one by one. "
+                f"No figure is printed for it: --no-replay measures without. {REPORT}"
+            )
+    return len(n_seqs)
+
+
+def _extended(engine, steps) -> np.ndarray:
+    """The logits of all steps, from position 0 on."""
+    for lane, _ in steps[0]:
+        engine.reset(lane)
+    logits = [engine.extend(pieces) for pieces in steps]
+    for lane, _ in steps[0]:
+        engine.reset(lane)
+    return np.concatenate(logits)
 
 
 Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it

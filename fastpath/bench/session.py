@@ -8,7 +8,7 @@ from typing import Any
 
 from fastpath.backend import ops_for
 from fastpath.bench import measure, parity, profile, rates, report
-from fastpath.bench.measure import Runner, tests_of
+from fastpath.bench.measure import Runner, workloads
 from fastpath.cli.setup import say, warm_up
 from fastpath.cli.stats import own_bytes, peak_bytes
 from fastpath.engine import Engine, default_chunk
@@ -19,15 +19,16 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     """Rows, and the same as text."""
     from fastpath.cpu import machine, threads
 
-    tests = tests_of(args.n_prompt, args.n_gen, args.depth, args.batch)
+    tests = workloads(args.n_prompt, args.n_gen, args.depth, args.batch)
     if not tests:
         raise ValueError("bench: nothing to measure. Give -p or -n a number above 0.")
     if args.threads is not None:
         threads.set_num_threads(args.threads)
     model, load_s = _load(args, path)
     engine = _engine(args, model, tests)
-    warm_up(Namespace(backend="cpu", threads=args.threads), engine)
+    warm_up(engine)
     n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
+    n_cases += parity.check_replay(engine, sorted({test.n_seqs for test in tests if test.n_gen}))
     plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
     runner, results = Runner(engine), []
     for i, test in enumerate(tests):
@@ -41,7 +42,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
         n_threads=threads.num_threads(),
         n_batch=engine.chunk,
         kv_types=_kv_types(args),
-        is_packed=_is_packed(model),
+        is_packed=model.arena is not None,
         load_s=load_s,
         read_gb_s=statistics.median(samples) / 1e9,
         peak_tops=rates.dot_ops_per_s() / 1e12,
@@ -60,13 +61,9 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
 def _load(args: Namespace, path: Path) -> tuple[Model, float]:
     begin = time.perf_counter()
     model = load_model(path)
-    if not args.no_repack and hasattr(model, "packed"):
+    if not args.no_repack:
         model = model.packed()
     return model, time.perf_counter() - begin
-
-
-def _is_packed(model: Model) -> bool:
-    return any(hasattr(weight, "memory") for weight in rates.product_weights(model.weights))
 
 
 def _kv_types(args: Namespace) -> tuple[str, str]:
@@ -74,7 +71,7 @@ def _kv_types(args: Namespace) -> tuple[str, str]:
     return k, v or k
 
 
-def _engine(args: Namespace, model: Model, tests: list[measure.Test]) -> Engine:
+def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Engine:
     n = measure.positions(tests)
     most = model.config.context_len
     if n > most:

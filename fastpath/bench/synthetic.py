@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastpath import user_cache
 from fastpath.bench import sizes
 from fastpath.bench.vocabulary import tokenizer_metadata
 from quant import FORMATS, QTensor, open_gguf, quantize, write_gguf
@@ -29,12 +30,10 @@ SEED = 4
 
 def folder() -> Path:
     """Where files are kept: beside the kernel cache."""
-    from fastpath.cpu import kernel_cache
-
-    base = kernel_cache.FOLDER
+    base = user_cache.folder()
     if base is None:
         raise ValueError("there is no cache folder for a synthetic model. Name a file with --model FILE.")
-    return base.parent / "synthetic"
+    return base / "synthetic"
 
 
 def ensure(

@@ -102,8 +102,9 @@ class Watched:
 def weight_places(weights) -> Iterator[tuple[Any, tuple[int | None, str]]]:
     """Each weight with its layer and its field. A tied table has the field of the head, "output"."""
     for each in fields(weights):
-        if each.name not in ("layers", "unused", "output"):
-            yield getattr(weights, each.name), (None, each.name)
+        value = getattr(weights, each.name)
+        if each.name not in ("layers", "unused", "output") and value is not None:
+            yield value, (None, each.name)
     yield weights.output, (None, "output")
     for i, layer in enumerate(weights.layers):
         for each in fields(layer):
