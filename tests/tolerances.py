@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from refimpl.ops.attention import widen
+
 # quant: bytes and numbers
 
 # value = d*sc*q - dmin*mn in float32 takes four roundings of half a unit in the last place (2^-24).
@@ -98,8 +100,9 @@ def _rope(case, want):
 
 def _attention(case, want):
     """Values up to max|v|; a score's error e changes a probability by the factor 1 + e."""
-    largest_score = np.abs(case["q"]).sum(-1, dtype=np.float64).max() * np.abs(case["k_cache"]).max()
-    return np.full_like(want, np.abs(case["v_cache"]).max() * (1 + min(largest_score, 100.0)))
+    k, v = (np.abs(widen(case[name], np.float64)).max() for name in ("k_cache", "v_cache"))
+    largest_score = np.abs(case["q"]).sum(-1, dtype=np.float64).max() * k
+    return np.full_like(want, v * (1 + min(largest_score, 100.0)))
 
 
 def _geglu(case, want):
@@ -126,7 +129,8 @@ OPS = {
     "add": (1, _of_result, "one rounding"),
     "attention": (
         60, _attention,
-        "H/16 + 4 roundings of a score, up to 70 keys in sequence, exp to 2 units, the sum of p, a division",
+        "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "
+        "keys in sequence and up to 4 steps, exp to 2 units, the sum of p, a division",
     ),
     "embed": (2, _of_result, "the factor and the product; dequantised values are float32 by definition"),
     "expert_linear": (60, _expert_linear, "as linear"),
