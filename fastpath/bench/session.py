@@ -1,7 +1,6 @@
 """One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
 
 import statistics
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 from fastpath.backend import ops_for
 from fastpath.bench import measure, parity, profile, rates, report
 from fastpath.bench.measure import Runner, workloads
-from fastpath.cli.setup import say, warm_up
+from fastpath.cli.parts import Parts
+from fastpath.cli.setup import prepare, say
 from fastpath.cli.stats import own_bytes, peak_bytes
 from fastpath.engine import Engine, default_chunk
 from fastpath.load import Model, load_model
@@ -22,11 +22,12 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     tests = workloads(args.n_prompt, args.n_gen, args.depth, args.batch)
     if not tests:
         raise ValueError("bench: nothing to measure. Give -p or -n a number above 0.")
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
-    model, load_s = _load(args, path)
+    parts = Parts()
+    with parts.measured("file"):
+        model = load_model(path)
     engine = _engine(args, model, tests)
-    warm_up(engine)
+    prepare(args, engine, measure.positions(tests), "last", parts)
+    model = engine.model  # packed, perhaps
     n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
     n_cases += parity.check_replay(engine, sorted({test.n_seqs for test in tests if test.n_gen}))
     plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
@@ -43,7 +44,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
         n_batch=engine.chunk,
         kv_types=_kv_types(args),
         is_packed=model.arena is not None,
-        load_s=load_s,
+        load_s=parts.seconds["file"] + parts.seconds.get("repack", 0.0),
         read_gb_s=statistics.median(samples) / 1e9,
         peak_tops=rates.dot_ops_per_s() / 1e12,
         own_bytes=own_bytes(),
@@ -58,17 +59,9 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     return rows, text
 
 
-def _load(args: Namespace, path: Path) -> tuple[Model, float]:
-    begin = time.perf_counter()
-    model = load_model(path)
-    if not args.no_repack:
-        model = model.packed()
-    return model, time.perf_counter() - begin
-
-
 def _kv_types(args: Namespace) -> tuple[str, str]:
-    k, _, v = (args.kv_type or "f16").partition(",")
-    return k, v or k
+    given = args.kv_type or "f16"
+    return (given, given) if isinstance(given, str) else given
 
 
 def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Engine:

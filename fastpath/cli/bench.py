@@ -39,9 +39,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "-r", "--repetitions", type=whole(1, 1000), default=REPETITIONS, metavar="N",
         help=f"of each test, after one to warm up (default: {REPETITIONS})",
     )  # fmt: skip
+    parser.set_defaults(backend="cpu")
     group = parser.add_argument_group("engine")
     group.add_argument("--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per core)")
-    group.add_argument("--kv-type", metavar="T|K,V", help="type of keys and values: f32, f16 or bf16")
+    group.add_argument(
+        "--kv-type", type=arguments.kv_type, metavar="T|K,V", help="what keys and values are kept as (f16)"
+    )
     group.add_argument("--no-repack", action="store_true", help="weights stay as the file holds them")
     group.add_argument("--no-replay", action="store_true", help="decode without recorded programs")
     group = parser.add_argument_group("output")
