@@ -29,14 +29,14 @@ class _Recorded:
 class Replay:
     """The programs of one engine.
 
-    record  context manager of the op table that records (fastpath.cpu.program.record)
-    run     (batch, trace) -> logits f32[M, V]: the forward call
-    state   () -> (objects, values): what the programs depend on besides the batch; others of them, and the
-            programs are dropped
+    recorder  what the op table records with (fastpath.cpu.program)
+    run       (batch, trace) -> logits f32[M, V]: the forward call
+    state     () -> (objects, values): what the programs depend on besides the batch; others of them, and the
+              programs are dropped
     """
 
-    def __init__(self, record: Callable, run: Callable, state: Callable[[], tuple[tuple, tuple]]):
-        self._record, self._run, self._state = record, run, state
+    def __init__(self, recorder: Any, run: Callable, state: Callable[[], tuple[tuple, tuple]]):
+        self._recorder, self._run, self._state = recorder, run, state
         self._objects: tuple = ()
         self._values: tuple = ()
         self._is_unable = False
@@ -65,8 +65,8 @@ class Replay:
 
     def logits(self, batch: Batch) -> np.ndarray:
         """f32[T, V]. The cache must have been checked and have room for the batch."""
-        if not self._busy.acquire(blocking=False):
-            return self._run(batch, None)  # another Python thread is in one of the programs
+        if self._recorder.is_recording() or not self._busy.acquire(blocking=False):
+            return self._run(batch, None)  # the second: another Python thread is in one of the programs
         try:
             self.forget_if_stale()
             if self._is_unable:
@@ -86,9 +86,9 @@ class Replay:
     def _record_new(self, batch: Batch) -> _Recorded | None:
         own = Batch(*(array.copy() for array in _arrays(batch)))
         try:
-            with self._record() as program:
+            with self._recorder.record() as program:
                 logits = self._run(own, program.mark)
-        except program.Unable:
+        except self._recorder.UnableError:
             self._is_unable = True  # until the state is another one; eager calls know how
             return None
         found = _Recorded(program, _arrays(own), logits)

@@ -7,10 +7,11 @@ computed is defined there; the files here say how.  Laws that the tests hold:
     integer dot products equal their definition in every bit
 
 How a kernel is made: simd.py and simd_dot.py (vector values), kernel.py (range functions), threads.py (who
-computes what).  `record` makes a forward call a program (program.py).
+computes what), program.py (a whole forward call as one compiled call).
 `warm.compile_plan` lists the kernels that a model needs; they are compiled once and kept (kernel_cache.py).
 """
 
+from fastpath.cpu import program as program  # no op: how calls of ops are recorded
 from fastpath.cpu.activation import geglu, softcap
 from fastpath.cpu.attention import attention
 from fastpath.cpu.elementwise import add, scale
@@ -18,7 +19,6 @@ from fastpath.cpu.embedding import embed
 from fastpath.cpu.linear import expert_linear, linear
 from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import rms_norm
-from fastpath.cpu.program import record as record  # no op: how calls of ops become a program
 from fastpath.cpu.rotary import rope, rope_table
 from fastpath.cpu.write_kv import write_kv
 

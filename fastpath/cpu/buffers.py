@@ -42,7 +42,12 @@ def numbers(ids, n, where):
 def integers(ids, shape, where):
     """int32 of this shape from integer ids; those of a batch are that already."""
     shape = tuple(shape)
-    if isinstance(ids, np.ndarray) and ids.dtype == np.int32 and ids.shape == shape and ids.flags.c_contiguous:
+    if (
+        isinstance(ids, np.ndarray)
+        and ids.dtype == np.int32
+        and ids.shape == shape
+        and ids.flags.c_contiguous
+    ):
         return ids
     ids = np.asarray(ids)
     if ids.shape != shape or ids.dtype.kind not in "iu":

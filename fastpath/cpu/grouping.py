@@ -20,7 +20,7 @@ class Groups:
     out[out_rows[i]] = x[x_rows[i]] @ weight[experts[u]].T
 
     n_groups     U, min(entries, experts): how many experts there can be; those that are too many are empty
-    addresses    of experts i64[U], starts i64[U + 1], x_rows i64[n], out_rows i64[n], valid until the next call
+    addresses    of experts i64[U], starts i64[U + 1], x_rows i64[n], out_rows i64[n]; till the next call
     """
 
     n_groups: int

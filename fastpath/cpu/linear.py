@@ -234,7 +234,7 @@ def _memory_of(weight):
 def _multiply_dequantized(x, weight, out, groups):
     """Formats without a kernel: some rows at a time become float32 and go through the kernel for F32."""
     if recording.current() is not None:
-        raise ValueError(
+        raise recording.UnableError(
             f"{weight.name or 'weight'}: {weight.format.name} has no kernel and cannot be recorded, expected "
             f"one of {', '.join((*INTEGER_KERNELS, *FLOAT_KERNELS))}. Run without replay"
         )

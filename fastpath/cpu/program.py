@@ -14,6 +14,7 @@ so what was safe then is safe now.  And the working set stays a few hundred KB, 
 """
 
 import time
+import weakref
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastpath.cpu import recording, threads
+from fastpath.cpu.recording import UnableError
+
+__all__ = ["Program", "Timing", "UnableError", "is_recording", "record"]
 
 ALIGN = 64
 
@@ -42,14 +46,16 @@ class Timing:
 class Program:
     """Steps in the order of computation, with everything that their addresses point to."""
 
-    Unable = recording.UnableError
+    is_dry = False  # True: steps are noted, and not computed (warm.py)
 
     def __init__(self):
         self.n_threads = threads.num_threads()
         self.host_steps = []  # callables, run before the compiled steps
         self.workspaces = {}
         self._kept = []
-        self._free = defaultdict(list)  # bytes -> blocks that no array uses
+        self._free = defaultdict(list)  # bytes -> memory that no array uses
+        self._lent = {}  # weak reference of a block -> its memory
+        self._returned = []  # those whose block is gone
         self._steps = []  # (kernel, args, n, grain)
         self._labels = []
         self._marks = []  # of the first steps; those that follow have none yet
@@ -73,10 +79,16 @@ class Program:
 
     def array(self, shape, dtype, is_new=False):
         """Memory for the result of an op; is_new: that no step has used before."""
+        while self._returned:
+            memory = self._lent.pop(self._returned.pop())
+            self._free[len(memory)].append(memory)
         n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         size = 1 << max(n_bytes - 1, ALIGN - 1).bit_length()
         memory = self._free[size].pop() if self._free[size] and not is_new else _aligned(size)
-        return np.asarray(_Block(self._free[size], memory, shape, np.dtype(dtype).str))
+        block = _Block(memory, shape, np.dtype(dtype).str)
+        # the callback is no Python code: an interrupt cannot get lost in it
+        self._lent[weakref.ref(block, self._returned.append)] = memory
+        return np.asarray(block)
 
     def mark(self, name, _array):
         """A trace: the steps since the last name get this one."""
@@ -125,16 +137,12 @@ class Program:
 
 
 class _Block:
-    """The memory of one array, given back to the program when the last view of it is gone."""
+    """The memory of one array: alive as long as any view of it."""
 
-    def __init__(self, free, memory, shape, typestr):
-        self.free, self.memory = free, memory
+    def __init__(self, memory, shape, typestr):
         self.__array_interface__ = {
             "data": (memory.ctypes.data, False), "shape": tuple(shape), "typestr": typestr, "version": 3,
         }  # fmt: skip
-
-    def __del__(self):
-        self.free.append(self.memory)
 
 
 def _aligned(size):
@@ -143,12 +151,17 @@ def _aligned(size):
     return memory[start : start + size]
 
 
+def is_recording():
+    """True while this thread records: another recording has to wait."""
+    return recording.current() is not None
+
+
 @contextmanager
 def record():
     """Record what this thread computes; yields the Program, which can be replayed when the block ends."""
     program = Program()
-    recording.start(program)
     try:
+        recording.start(program)
         yield program
     finally:
         recording.start(None)

@@ -4,7 +4,7 @@ Rules for the wrappers of ops, so that a recorded step holds for other tokens an
 
     values of the call (token ids, positions, lanes, expert ids) are read from memory, inside kernels; no
     argument word, n, grain or size depends on them, only on shapes
-    nothing is computed by NumPy on such values between kernels; what depends on the batch alone may be: `host`
+    nothing is computed by NumPy on such values between kernels; what depends on the batch alone may: `host`
     no silent copies: an array that is not as a kernel wants it is `UnableError` while recording
 """
 

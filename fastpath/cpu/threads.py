@@ -177,7 +177,7 @@ def _take_part(control, thread):
 
 @numba.njit(nogil=True, error_model="numpy")
 def _advance(control, step, thread):
-    """Step `step` is done: compute the small ones that follow, then open the next one that is worth sharing."""
+    """Step `step` is done: compute the small ones that follow, then open the next that is worth sharing."""
     steps, n_steps = ld_i64(control + JOB), ld_i64(control + JOB + 8)
     n_threads, stamps = ld_i64(control + JOB + 16), ld_i64(control + JOB + 24)
     while True:
@@ -352,6 +352,8 @@ def run(kernel, args, n, grain=1, n_threads=MAX_THREADS, label=None):
     program = recording.current()
     if program is not None:
         program.append(kernel, args, n, grain, label)
+        if program.is_dry:
+            return
     try:
         block = _local.block
     except AttributeError:
@@ -369,7 +371,7 @@ def run_steps(steps, n_steps, n_threads, stamps=0):
     """Compute a table of steps (address, rows of STEP bytes) in one compiled call.
 
     n_threads  at most so many take part
-    stamps     0, or the address of i64[n_steps + 1] for `ticks`: at the beginning, and at the end of each step
+    stamps     0, or the address of i64[n_steps + 1] for `ticks`: at the beginning, and after each step
     """
     _current().run(steps, n_steps, n_threads, stamps)
 

@@ -137,7 +137,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _likeliest(logits: np.ndarray, suppress: tuple[int, ...]) -> int | None:
-    """The largest of the logits as they are, if that is the answer: one pass instead of ten over a vocabulary."""
+    """The largest of the logits as they are, if that is the answer: one pass instead of ten."""
     logits = np.asarray(logits)
     if logits.ndim != 1 or not len(logits) or not _all_finite(logits):
         return None
