@@ -50,12 +50,12 @@ def plan(weights: Weights) -> Plan:
 
 
 def check_room(plan: Plan) -> None:
-    """The packed weights fit into memory, or MemoryError with one line."""
+    """The packed weights fit into memory, or ValueError."""
     available, needed = available_bytes(), plan.nbytes + SPARE_BYTES
     if available is not None and needed > available:
-        raise MemoryError(
-            f"{plan.nbytes / 1e9:.1f} GB of packed weights and {SPARE_BYTES / 1e9:.1f} GB to work with do not "
-            f"fit into the {available / 1e9:.1f} GB of memory that are free. {WITHOUT}"
+        raise ValueError(
+            f"memory: {needed / 1e9:.1f} GB asked for, {plan.nbytes / 1e9:.1f} of it for packed weights, "
+            f"but only {available / 1e9:.1f} GB are free. {WITHOUT}"
         )
 
 
@@ -67,7 +67,7 @@ def pack(weights: Weights, plan: Plan, progress: Progress | None = None) -> tupl
     try:
         arena = Arena(plan.nbytes)
     except (OSError, MemoryError):
-        raise MemoryError(f"no {plan.nbytes / 1e9:.1f} GB of memory for packed weights. {WITHOUT}") from None
+        raise ValueError(f"memory: no {plan.nbytes / 1e9:.1f} GB for packed weights. {WITHOUT}") from None
     done, packed = 0, {}
     for tensor in plan.tensors:
         memory = arena.take(packing.packed_bytes(tensor))
@@ -83,7 +83,8 @@ def pack(weights: Weights, plan: Plan, progress: Progress | None = None) -> tupl
 
 def _matrices(weights: Weights) -> Iterator[QTensor]:
     """All that products multiply by. A table that is also the output head is one of them."""
-    for record in (weights, *weights.layers):
+    records: tuple[Any, ...] = (weights, *weights.layers)
+    for record in records:
         for field in fields(record):
             value = getattr(record, field.name)
             if isinstance(value, QTensor) and not (record is weights and field.name in TABLES):
