@@ -6,9 +6,10 @@ A test is one of
 and is run once to warm up, then n times. Tokens are random; nothing is sampled.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,7 +92,10 @@ class Runner:
             between()
         for lane in range(test.n_seqs):
             self.engine.reset(lane)
-        traffic = totals([one_call] * (1 if test.n_prompt else test.n_gen))
+        n_calls = 1 if test.n_prompt else test.n_gen
+        traffic = totals([one_call] * n_calls)
+        if profiled.is_replay:
+            profiled = replace(profiled, wall_ns=round(statistics.median(samples) / n_calls))
         return Result(test, samples, traffic, profiled)
 
     def _timed(self, test: Workload) -> int:

@@ -1,10 +1,11 @@
 """A quick look at the kernels in use: does each still compute what it is defined to?
 
-Every format of the model's matrices with one, a few and many rows, and every other op, on small random
-shapes, against the reference's op table. `bench` prints no figure when one is wrong: a fast wrong kernel is
-no news. The test suite looks at the same with many more shapes; this takes a second or two.
+Every format and row length of the model's matrices with one, a few and many rows, and every other op, on
+random numbers, against the reference's op table. `bench` prints no figure when one is wrong: a fast wrong
+kernel is no news. The test suite looks at the same with many more shapes; this takes a second.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -14,10 +15,11 @@ from fastpath.backend import ops_for
 from fastpath.cache import STEP, zeros
 from quant import FORMATS, QTensor
 
-ROWS = (1, 3, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
+ROWS = (1, 3, 8, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
+BLOCKS = 64  # different ones in a matrix
 M = 37  # two whole groups of 16 rows, and a rest
-# Normalised RMS error that float32 kernels may have against float64: sums of 256 to 512 terms lose less
-# than 512 * 2^-24 = 3e-5 in the worst case, and a hundredth of that usually (measured: up to 2e-7).
+# Normalised RMS error that float32 kernels may have against float64. Roundings of sums in 16 lanes grow like
+# the root of their number: sqrt(22528 / 16) * 2^-24 = 2e-6 for the longest published row (measured: 2e-7).
 FLOAT_ERROR = 3e-6
 
 
@@ -79,10 +81,11 @@ Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
 
 
 def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
-    for fmt, is_packed in _formats(model, experts=False):
-        yield f"linear, {fmt}", partial(_linear, ops, ref, rng, fmt, is_packed, activations)
-    for fmt, is_packed in _formats(model, experts=True):
-        yield f"expert_linear, {fmt}", partial(_experts, ops, ref, rng, fmt, is_packed, activations)
+    for fmt, C, is_packed in _formats(model, experts=False):
+        yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, is_packed, activations)
+    for fmt, C, is_packed in _formats(model, experts=True):
+        what = f"expert_linear, {fmt}, {C} columns"
+        yield what, partial(_experts, ops, ref, rng, fmt, C, is_packed, activations)
     heads = {(layer.head_dim, layer.window is not None) for layer in model.config.layers}
     for H, is_windowed in sorted(heads):
         what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
@@ -91,16 +94,15 @@ def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
 
-def _formats(model, *, experts: bool) -> list[tuple[str, bool]]:
-    """(format, whether it is packed) of the matrices that products read."""
+def _formats(model, *, experts: bool) -> list[tuple[str, int, bool]]:
+    """(format, row length, whether it is packed) of the matrices that products read."""
     from fastpath.bench.rates import product_weights
 
     wanted = (t for t in product_weights(model.weights) if (len(t.shape) == 3) == experts)
-    return sorted({(t.format.name, not isinstance(t, QTensor)) for t in wanted})
+    return sorted({(t.format.name, t.row_len, not isinstance(t, QTensor)) for t in wanted})
 
 
-def _linear(ops, ref, rng, fmt, is_packed, activations) -> str:
-    C = 2 * max(256, FORMATS[fmt].block_size)
+def _linear(ops, ref, rng, fmt, C, is_packed, activations) -> str:
     weight = _weight(rng, fmt, M, C)
     mine = _packed(weight) if is_packed else weight
     x = rng.standard_normal((max(ROWS), C)).astype(np.float32)
@@ -119,8 +121,8 @@ def _product(got, ref, x, weight, activations) -> str:
     return _difference(got, ref.linear(x.astype(np.float64), weight, "float"))
 
 
-def _experts(ops, ref, rng, fmt, is_packed, activations) -> str:
-    C, E, A = 2 * max(256, FORMATS[fmt].block_size), 4, 2
+def _experts(ops, ref, rng, fmt, C, is_packed, activations) -> str:
+    E, A = 4, 2
     weight = _weight(rng, fmt, E, M, C)
     mine = _packed(weight) if is_packed else weight
     exact = activations == "int8" and weight.format.integer_parts is not None
@@ -138,18 +140,22 @@ def _experts(ops, ref, rng, fmt, is_packed, activations) -> str:
 
 
 def _weight(rng, fmt, *shape) -> QTensor:
-    """Numbers as in a model, or, where there is no quantiser, blocks of bytes that are finite numbers."""
-    if FORMATS[fmt].quantize_blocks is not None:
-        return QTensor.from_array(rng.standard_normal(shape, np.float32) * 0.05, fmt)
-    block = FORMATS[fmt].block_bytes
-    found = np.empty((0, block), np.uint8)
-    n = int(np.prod(shape)) // FORMATS[fmt].block_size
-    while len(found) < n:
-        blocks = rng.integers(0, 256, (4 * n, block), dtype=np.uint8)
-        values = FORMATS[fmt].dequantize_blocks(blocks)
-        usable = np.isfinite(values).all(axis=1) & (np.abs(values).max(axis=1) < 1e3)
-        found = np.concatenate([found, blocks[usable]])
-    return QTensor(FORMATS[fmt], shape, found[:n].reshape(*shape[:-1], -1))
+    """Blocks as in a model, drawn from some."""
+    blocks = _blocks(rng, FORMATS[fmt])
+    n = math.prod(shape) // FORMATS[fmt].block_size
+    data = blocks[rng.integers(0, len(blocks), n)]
+    return QTensor(FORMATS[fmt], shape, data.reshape(*shape[:-1], -1))
+
+
+def _blocks(rng, fmt) -> np.ndarray:
+    """u8[n, block_bytes]; where there is no quantiser, bytes that are finite numbers"""
+    if fmt.quantize_blocks is not None:
+        n_values = max(BLOCKS, 1024) if fmt.block_size == 1 else BLOCKS * fmt.block_size
+        values = rng.standard_normal((1, n_values), np.float32) * np.float32(0.05)
+        return QTensor.from_array(values, fmt).data.reshape(-1, fmt.block_bytes)
+    blocks = rng.integers(0, 256, (100 * BLOCKS, fmt.block_bytes), dtype=np.uint8)
+    values = fmt.dequantize_blocks(blocks)
+    return blocks[np.isfinite(values).all(axis=1) & (np.abs(values).max(axis=1) < 1e3)]
 
 
 def _packed(weight: QTensor):

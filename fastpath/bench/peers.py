@@ -109,7 +109,7 @@ ROWS = (
         (Figure("start", "one token from process start", 1.0, "s", is_cost=True),
          Figure("peak", "peak memory of that", 1.0, "GB", is_cost=True)),
         "llama-completion", "-m {m} -t {t} -p Hello -n 1 -no-cnv --no-warmup",
-        "-m {m} --threads {t} --prompt Hello --raw --max-tokens 1", _start, _start,
+        "--model {m} --threads {t} --prompt Hello --raw --max-tokens 1", _start, _start,
     ),
     _bench("e4b-q4_0", "E4B:Q4_0", (512, 2.5), (64, 1.3)),
     _bench("e4b-q8_0", "E4B:Q8_0", (512, 2.2), (64, 1.1)),
@@ -242,6 +242,7 @@ def _run(command: list[str], prefix: str) -> tuple[str, Run]:
         timed = [sys.executable, str(Path(__file__).with_name("timed.py")), str(usage)]
         done = subprocess.run(
             [*shlex.split(prefix), *timed, *command],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             env=_environment(command),
@@ -312,7 +313,21 @@ def page(results: Run) -> str:
         machine = _machine(pairs) or machine
     missing = [f"- {name}: {kept['missing']}" for name, kept in results["rows"].items() if "missing" in kept]
     return "\n".join(
-        ("", machine, "", markdown(lines), "", *missing, "", "Commands:", "", "```", *commands, "```", "")
+        (
+            "",
+            machine,
+            "",
+            markdown(lines, n_texts=2),
+            "",
+            *missing,
+            "",
+            "Commands:",
+            "",
+            "```",
+            *commands,
+            "```",
+            "",
+        )
     )
 
 

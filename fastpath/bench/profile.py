@@ -51,6 +51,7 @@ class Profiled:
     calls: list[Call]
     wall_ns: int
     n: int
+    is_replay: bool = False
 
     def text(self, limits: Limits) -> str:
         n = f" ({self.n} calls)" if self.n > 1 else ""
@@ -88,7 +89,7 @@ def of_replay(name: str, program: Any, model: Any, ops: list[Call]) -> Profiled:
     seconds = np.median([[timing.seconds for timing in run] for run in runs], axis=0)
     steps = [_step(timing, s, places, model.config) for timing, s in zip(runs[0], seconds, strict=True)]
     untimed = [replace(call, ns=0) for call in ops]
-    return Profiled(f"{name}, replayed", steps + untimed, round(1e9 * seconds.sum()), 1)
+    return Profiled(f"{name}, replayed", steps + untimed, round(1e9 * seconds.sum()), 1, is_replay=True)
 
 
 # module of a kernel -> what the profile calls it, where it is not its own name
@@ -118,7 +119,7 @@ def _step(timing: Any, seconds: float, places: dict[str, tuple[int | None, str]]
 
 
 COLUMNS = ("op", "layers", "steps", "ms", "% of time", "MB", "GB/s", "TOPS", "% of limit")
-OTHER = "between ops"
+OTHER = "outside of these"  # Python around the ops or the program, and waiting for threads
 
 
 def _table(profiled: Profiled, limits: Limits) -> str:
@@ -138,7 +139,7 @@ def _table(profiled: Profiled, limits: Limits) -> str:
         lines.append([OTHER, "-", "", f"{rest / n / 1e6:.3f}", f"{100 * rest / wall_ns:.1f}", *[""] * 4])
     count = sum(call.ns > 0 for call in calls)
     lines.append(_line("all", "", count, totals(calls), wall_ns, profiled, limits))
-    return markdown(lines)
+    return markdown(lines, n_texts=2)
 
 
 def _line(
