@@ -2,7 +2,8 @@
 
     plan    which tensors, how many bytes; refused in one line if the memory is not there
     pack    pieces of the file in the file's order, each on all threads (cpu/packing.py)
-    release pages of the file that have been packed are given back, so that a model does not count twice
+    advise  pages of the file are asked for ahead, and given back when they have been packed, so that a model
+            does not count twice
 
 Lookup tables stay in the file: of them a row per token is read.
 """
@@ -26,6 +27,8 @@ Progress = Callable[[int, int], None]
 TABLES = ("token_embd", "per_layer_token_embd")  # fields of Weights
 PIECE_BYTES = 64 << 20  # of the file between two looks at progress, and most that counts twice
 SPARE_BYTES = 256 << 20  # for the cache of a short conversation, results and the interpreter
+WILL_NEED = getattr(mmap, "MADV_WILLNEED", 0)
+DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)  # only for a mapped file: other memory would be erased
 WITHOUT = "Leave them in the file with --no-repack (slower), or free memory"
 
 
@@ -72,8 +75,9 @@ def pack(weights: Weights, plan: Plan, progress: Progress | None = None) -> tupl
     for tensor in plan.tensors:
         memory = arena.take(packing.packed_bytes(tensor))
         for first, stop in _pieces(tensor):
+            _advise(WILL_NEED, tensor, stop, 2 * stop - first)  # also beyond the tensor: files lie in order
             packing.pack(tensor, memory, (first, stop))
-            _release(tensor, first, stop)
+            _advise(DONT_NEED, tensor, first, stop)
             if progress is not None:
                 progress(done + tensor.nbytes * stop // packing.n_groups(tensor), plan.file_bytes)
         done += tensor.nbytes
@@ -110,15 +114,15 @@ def _pieces(tensor: QTensor) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, n)
 
 
-def _release(tensor: QTensor, first: int, stop: int) -> None:
-    """Give back the file's pages of groups first .. stop - 1; the file keeps what they hold."""
+def _advise(advice: int, tensor: QTensor, first: int, stop: int) -> None:
+    """Tell the system about the file's pages that hold groups first .. stop - 1."""
     mapping = _mapping(tensor.data)
     if mapping is None:
         return
     begin = address(tensor.data) - address(np.frombuffer(mapping, np.uint8))
     span = tensor.data.shape[0] * tensor.data.strides[0]  # more than its bytes for a part of a stack
     n = packing.n_groups(tensor)
-    _dont_need(mapping, begin + span * first // n, begin + span * stop // n)
+    _advise_bytes(mapping, advice, begin + span * first // n, begin + span * stop // n)
 
 
 def _mapping(data: np.ndarray) -> mmap.mmap | None:
@@ -132,9 +136,9 @@ def _mapping(data: np.ndarray) -> mmap.mmap | None:
             return None
 
 
-def _dont_need(mapping: mmap.mmap, begin: int, end: int) -> None:
-    """Whole pages between two places. Only for a mapping of a file: of other memory this erases."""
+def _advise_bytes(mapping: mmap.mmap, advice: int, begin: int, end: int) -> None:
+    """Whole pages between two places, inside the file."""
     begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = end // mmap.PAGESIZE * mmap.PAGESIZE
+    end = min(end, len(mapping)) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > begin:
-        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        mapping.madvise(advice, begin, end - begin)

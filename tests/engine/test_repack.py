@@ -156,9 +156,9 @@ def test_memory_without_a_file_is_never_given_back(monkeypatch):
     private = np.zeros(100, np.uint8)
     assert repack._mapping(private) is None and repack._mapping(private[10:].reshape(9, 10)[2:]) is None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repack, "_dont_need", lambda *given: pytest.fail("released"))
+        patch.setattr(repack, "_advise_bytes", lambda *given: pytest.fail("released"))
         form = FORMATS["F32"]
-        repack._release(QTensor(form, (5, 5), private.reshape(5, 20), "copy"), 0, 1)
+        repack._advise(repack.DONT_NEED, QTensor(form, (5, 5), private.reshape(5, 20), "copy"), 0, 1)
 
 
 def test_an_interrupt_ends_the_packing(large):

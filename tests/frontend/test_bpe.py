@@ -174,8 +174,10 @@ def test_a_damaged_file_is_made_again(file, tmp_path):
 def test_a_folder_that_takes_nothing(file, made, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
+    expected = small().encode("the")
+    made.clear()  # of `small`, if it was the first time
     for folder in (blocked, blocked / "in it", tmp_path / "not there", None):
-        assert Tokenizer.from_gguf(file, folder).encode("the") == small().encode("the")
+        assert Tokenizer.from_gguf(file, folder).encode("the") == expected
     assert len(made) == 4
 
 
