@@ -8,9 +8,9 @@ from front to back:
                                     f32  sum of q instead, for formats with minima (they have no offset)
                      q[8][R]        4 bytes each
                      scale[R]       f32
-    blocks of 256    first[n][R]    i32  -(offset + centre) * sum of q, for each run of columns (panels.py)
+    blocks of 256    first[n][R]    i32  -offset * sum of q, for each run of columns (panels.py), if any
                      q[64][R]
-                     pairs[p][R]    i16  sums of two sub-blocks, for formats with a centre or minima
+                     pairs[p][R]    i16  sums of two sub-blocks, for formats with minima
                      scale[R]
 
     work item   every n-th tile of one matrix
@@ -21,7 +21,7 @@ Arguments, int64 words:
     routing      starts, x_rows (matmul.py)
     tiles        items per matrix, most rows of a tile
     target       address, bytes of a row; scratch, SPARE bytes per thread
-    block        offset and whether there are minima (32); n, p, offset + centre (256)
+    block        offset and whether there are minima (32); n, p, offset (256)
 """
 
 import numba
@@ -53,8 +53,8 @@ def words_of_block(shape):
 def firsts_and_pairs(shape):
     """n and p of a block of 256."""
     form = shape.form
-    n = 64 // (shape.run or form.width) if form.offset + shape.centre else 0
-    return n, form.n_sub // 2 if shape.centre or form.has_minima else 0
+    n = 64 // (shape.run or form.width) if form.offset else 0
+    return n, form.n_sub // 2 if form.has_minima else 0
 
 
 @inlined

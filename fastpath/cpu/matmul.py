@@ -212,11 +212,7 @@ def _ordered(order, x, shape, groups, most, n_threads, label):
     row_bytes = 4 * words_of_block(shape) * (C // block_size)
     scratch = -(-SPARE * n_threads // 64) * 64
     space = workspace(scratch + row_bytes * groups.n_entries, "tiles")
-    parameters = (
-        (form.offset, shape.has_minima)
-        if shape.is_32
-        else (*firsts_and_pairs(shape), form.offset + shape.centre)
-    )
+    parameters = (form.offset, shape.has_minima) if shape.is_32 else (*firsts_and_pairs(shape), form.offset)
     per_matrix = -(-most // ROWS) if groups.n_groups == 1 else 1
     _, starts, x_rows, _ = groups.addresses
     args = (

@@ -23,7 +23,7 @@ from numba import types
 
 from fastpath.cpu.activations import first_of_tile, firsts_and_pairs, words_of_block
 from fastpath.cpu.kernel import helper, inlined, kernel
-from fastpath.cpu.panels import COLUMNS, GROUPS, MIN_PAIRS, MINIMA, PAIRS, PANEL, SCALES, SHAPES, SUB_SCALES
+from fastpath.cpu.panels import COLUMNS, GROUPS, MIN_PAIRS, MINIMA, PANEL, SCALES, SHAPES, SUB_SCALES
 from fastpath.cpu.simd import (
     F32,
     I32,
@@ -106,21 +106,17 @@ class _Tile:
         return sums
 
     def chain(self, b, acc, numbers, panel, x, sign=1):
-        """acc = fma(number, +-(scale in the panel * scale at x), acc), a function of b for each number."""
+        """acc = fma(number, +-(scale in the panel * scale at x), acc)"""
         scales = [vector(b, panel, PANEL * g, f32x16) for g in range(GROUPS)]
         for r, g, i in self.each():
-            by = b.fmul(scales[g], self.word(b, x, 0, r, F32))
-            by = by if sign > 0 else b.fneg(by)
-            acc[i] = invoke(b, "llvm.fma.v16f32", f32x16.ir, [numbers[i], by, acc[i]])
+            number, by = numbers[i], b.fmul(scales[g], self.word(b, x, 0, r, F32))
+            number = number if number.type == f32x16.ir else b.sitofp(number, f32x16.ir)
+            acc[i] = invoke(b, "llvm.fma.v16f32", f32x16.ir, [number, by if sign > 0 else b.fneg(by), acc[i]])
         return acc
 
 
 def vector(b, at, offset, vec):
     return b.load(pointer(b, at, offset), typ=vec.ir, align=64)
-
-
-def _floats(b, values):
-    return [b.sitofp(value, f32x16.ir) for value in values]
 
 
 def _rows_of_32(R, has_minima):
@@ -133,7 +129,7 @@ def _rows_of_32(R, has_minima):
         else:
             dots = [tile.word(b, x, 0, r) for r, _, _ in tile.each()]
         dots = tile.dots(b, dots, columns, q, 8)
-        acc = tile.chain(b, acc, _floats(b, dots), scales, scale)
+        acc = tile.chain(b, acc, dots, scales, scale)
         if has_minima:
             sums = [tile.word(b, x, 0, r, F32) for r, _, _ in tile.each()]
             acc = tile.chain(b, acc, sums, b.add(scales, _bytes(MINIMA - SCALES, 1)), scale)
@@ -143,13 +139,14 @@ def _rows_of_32(R, has_minima):
     load, store = tile.load, tile.store
 
     @helper
-    def rows(panel, x, n_blocks, acc, ahead, per_block, stop, to_next):
+    def rows(panel, x, n_blocks, acc, ahead, per_panel, stop, to_next):
         sums = load(acc)
-        for number in range(n_blocks):
-            at = panel + GROUPS * PANEL * (number >> 3)
-            sums = step(sums, at + COLUMNS + 512 * (number & 7), at + SCALES + 64 * (number & 7), x)
-            x += 40 * R
-            ahead = ask(ahead, per_block, stop, to_next)
+        for first in range(0, n_blocks, 8):
+            ahead = ask(ahead, per_panel, stop, to_next)
+            for number in range(min(8, n_blocks - first)):
+                sums = step(sums, panel + COLUMNS + 512 * number, panel + SCALES + 64 * number, x)
+                x += 40 * R
+            panel += GROUPS * PANEL
         store(acc, sums)
         return ahead
 
@@ -163,14 +160,7 @@ def _bytes(n, size=4):
 def _rows_of_256(R, shape):
     tile, (n_firsts, n_pairs) = _Tile(R), firsts_and_pairs(shape)
     width, run = shape.form.width, shape.run or shape.form.width
-    centre, has_minima, in_words = shape.centre, shape.has_minima, bool(shape.run)
-
-    def begin(b, panel, x):
-        """What the centre has taken away from the dot products, or zeros."""
-        sums = [same(i32x16, 0)] * tile.n
-        if centre:
-            sums = tile.pairs(b, sums, b.add(panel, _bytes(PAIRS, 1)), x, n_pairs)
-        return tile.tuple(b, sums)
+    has_minima, in_words = shape.has_minima, bool(shape.run)
 
     def one_run(b, whole, columns, sub_scales, q, first):
         dots = [tile.word(b, first, 0, r) if n_firsts else same(i32x16, 0) for r, _, _ in tile.each()]
@@ -186,14 +176,14 @@ def _rows_of_256(R, shape):
 
     def end(b, whole, panel, pairs, scale, acc):
         sums = tile.values(b, tile._load(b, acc))
-        sums = tile.chain(b, sums, _floats(b, tile.values(b, whole)), b.add(panel, _bytes(SCALES, 1)), scale)
+        sums = tile.chain(b, sums, tile.values(b, whole), b.add(panel, _bytes(SCALES, 1)), scale)
         if has_minima:
             minima = [same(i32x16, 0)] * tile.n
             minima = tile.pairs(b, minima, b.add(panel, _bytes(MIN_PAIRS, 1)), pairs, n_pairs)
-            sums = tile.chain(b, sums, _floats(b, minima), b.add(panel, _bytes(MINIMA, 1)), scale, -1)
+            sums = tile.chain(b, sums, minima, b.add(panel, _bytes(MINIMA, 1)), scale, -1)
         tile._store(b, acc, tile.tuple(b, sums))
 
-    begin = define(tile.ints(types.intp, types.intp), begin)
+    zeros = define(tile.ints(), lambda b: ir.Constant(ir.ArrayType(i32x16.ir, tile.n), None))
     one_run = define(tile.ints(tile.ints, *[types.intp] * 4), one_run)
     end = define(types.void(tile.ints, *[types.intp] * 4), end)
     n_runs, word = 64 // run, 4 * R
@@ -201,10 +191,10 @@ def _rows_of_256(R, shape):
     scale_at, size = (n_firsts + 64 + n_pairs) * word, words_of_block(shape) * word
 
     @helper
-    def rows(panel, x, n_blocks, acc, ahead, per_block, stop, to_next):
-        per_run = (per_block // n_runs + 63) // 64 * 64
+    def rows(panel, x, n_blocks, acc, ahead, per_panel, stop, to_next):
+        per_run = (per_panel // n_runs + 63) // 64 * 64
         for _ in range(n_blocks):
-            whole = begin(panel, x + pairs_at)
+            whole = zeros()
             for i in range(n_runs):
                 at = COLUMNS + 64 * run * i, SUB_SCALES + 64 * (run * i // width)
                 whole = one_run(whole, panel + at[0], panel + at[1], x + q_at + word * run * i, x + word * i)
@@ -224,10 +214,10 @@ def _any_number_of(rows_of):
         these, fewer = rows_of(R), up_to(R - 1) if R > 1 else None
 
         @helper
-        def choose(n, panel, x, n_blocks, acc, ahead, per_block, stop, to_next):
+        def choose(n, panel, x, n_blocks, acc, ahead, per_panel, stop, to_next):
             if fewer is None or n == R:
-                return these(panel, x, n_blocks, acc, ahead, per_block, stop, to_next)
-            return fewer(n, panel, x, n_blocks, acc, ahead, per_block, stop, to_next)
+                return these(panel, x, n_blocks, acc, ahead, per_panel, stop, to_next)
+            return fewer(n, panel, x, n_blocks, acc, ahead, per_panel, stop, to_next)
 
         return choose
 
@@ -235,20 +225,20 @@ def _any_number_of(rows_of):
 
 
 @inlined
-def _each_tile(args, lo, hi, rows, block_bytes):
+def _each_tile(args, lo, hi, rows, block_bytes, per):
     panel, x, row_bytes = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
     n_entries, n_tiles = ld_i64(args + 24), ld_i64(args + 32)
     first_block, n_blocks, acc = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
     ahead, size, to_next = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
-    stop = ahead + size
-    per_block = (size // ((hi - lo) * n_blocks) + 63) // 64 * 64
+    stop, n_panels = ahead + size, (n_blocks + per - 1) // per
+    per_panel = (size // ((hi - lo) * n_panels) + 63) // 64 * 64
     origin = first_of_tile(lo, n_entries, n_tiles)
     for tile in range(lo, hi):
         first = first_of_tile(tile, n_entries, n_tiles)
         n = first_of_tile(tile + 1, n_entries, n_tiles) - first
         source = x + row_bytes * first + block_bytes * n * first_block
         target = acc + 64 * GROUPS * (first - origin)
-        ahead = rows(n, panel, source, n_blocks, target, ahead, per_block, stop, to_next)
+        ahead = rows(n, panel, source, n_blocks, target, ahead, per_panel, stop, to_next)
 
 
 _of_32 = _any_number_of(lambda R: _rows_of_32(R, False))
@@ -267,42 +257,42 @@ _Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, _IQ4_XS = (
 
 @kernel
 def rows_32(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_32, 40)
+    _each_tile(args, lo, hi, _of_32, 40, 8)
 
 
 @kernel
 def rows_32_with_minima(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_32_with_minima, 40)
+    _each_tile(args, lo, hi, _of_32_with_minima, 40, 8)
 
 
 @kernel
 def rows_q2_k(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_q2_k, _Q2_K)
+    _each_tile(args, lo, hi, _of_q2_k, _Q2_K, 1)
 
 
 @kernel
 def rows_q3_k(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_q3_k, _Q3_K)
+    _each_tile(args, lo, hi, _of_q3_k, _Q3_K, 1)
 
 
 @kernel
 def rows_q4_k(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_q4_k, _Q4_K)
+    _each_tile(args, lo, hi, _of_q4_k, _Q4_K, 1)
 
 
 @kernel
 def rows_q5_k(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_q5_k, _Q5_K)
+    _each_tile(args, lo, hi, _of_q5_k, _Q5_K, 1)
 
 
 @kernel
 def rows_q6_k(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_q6_k, _Q6_K)
+    _each_tile(args, lo, hi, _of_q6_k, _Q6_K, 1)
 
 
 @kernel
 def rows_iq4_xs(args, lo, hi, thread):
-    _each_tile(args, lo, hi, _of_iq4_xs, _IQ4_XS)
+    _each_tile(args, lo, hi, _of_iq4_xs, _IQ4_XS, 1)
 
 
 def product_kernel(name):

@@ -8,12 +8,11 @@ A panel in memory; GROUPS of them, of neighbouring groups of 16 rows and the sam
     COLUMNS      u8[64][16][4]   vector k has columns 4k .. 4k+3 of the 16 rows; u = q + offset
     SCALES       f32[8][16]      d of each block; MINIMA: m, or dmin
     SUB_SCALES   i32[16][16]     of blocks of 256: sc of each sub-block
-    PAIRS        i16[8][16][2]   sc * centre of two neighbouring sub-blocks, for formats that have a centre
     MIN_PAIRS    i16[8][16][2]   mn of two neighbouring sub-blocks
 
 A product of 16-bit integers is three times as fast as one of 32 bits, so dot products inside a block of 256
-should fit in 16 bits before they meet their sub-scale: `Shape` says how many columns they may span, and which
-number in the middle of u's range (the centre) is taken away from u first.
+meet their sub-scale while they fit in 16 bits: `Shape` says how many columns they span, at most
+32767 / (127 max|q|).
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ from fastpath.cpu.kernel import inlined, kernel
 from fastpath.cpu.lanes import PackedBlock, RowsBlock
 from fastpath.cpu.simd import I64, ld_i64, pointer
 
-COLUMNS, SCALES, MINIMA, SUB_SCALES, PAIRS, MIN_PAIRS = 0, 4096, 4608, 5120, 6144, 6656
-PANEL = 7168  # bytes
+COLUMNS, SCALES, MINIMA, SUB_SCALES, MIN_PAIRS = 0, 4096, 4608, 5120, 6144
+PANEL = 6656  # bytes
 
 GROUPS = 2  # panels that share each activation while it is in a register
 
@@ -37,14 +36,11 @@ GROUPS = 2  # panels that share each activation while it is in a register
 class Shape:
     """What a product with a format needs to know.
 
-    offset     u = q + offset
-    run        vectors whose dot product is one 16-bit number; of blocks of 256, 0 if it needs 32 bits
-    centre     sum (u - offset) x = sum (u - offset - centre) x + centre * sum x, the first sum in 16 bits
+    run     of blocks of 256: vectors of 4 columns whose dot product is one 16-bit number; 0 if none is
     """
 
     form: unpack.Blocks32 | unpack.Blocks256
     run: int = 0
-    centre: int = 0
 
     @property
     def is_32(self):
@@ -65,8 +61,8 @@ SHAPES = {
     "MXFP4": Shape(unpack.MXFP4),
     "Q2_K": Shape(unpack.Q2_K, 4),
     "Q3_K": Shape(unpack.Q3_K, 4),
-    "Q4_K": Shape(unpack.Q4_K, 8, 8),
-    "Q5_K": Shape(unpack.Q5_K, 4, 16),
+    "Q4_K": Shape(unpack.Q4_K, 4),
+    "Q5_K": Shape(unpack.Q5_K, 2),
     "Q6_K": Shape(unpack.Q6_K, 2),
     "IQ4_XS": Shape(unpack.IQ4_XS),
 }
@@ -102,10 +98,6 @@ def _write_256(b, shape, block, panel, number):
     _store(b, d, panel, SCALES)
     for j, lanes in enumerate(sc):
         _store(b, lanes & 0xFFFF if shape.run else lanes, panel, SUB_SCALES + 64 * j)
-    if shape.centre:
-        for i in range(form.n_sub // 2):
-            x, y = sc[2 * i] * shape.centre, sc[2 * i + 1] * shape.centre
-            _store(b, _pair(x, y), panel, PAIRS + 64 * i)
     if mn:
         _store(b, dmin, panel, MINIMA)
         for i in range(form.n_sub // 2):
