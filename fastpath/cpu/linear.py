@@ -4,8 +4,7 @@ Wrappers choose the kernel of the format and of the number of rows, round the ac
 rows meet which matrix:
 
     packed weights, up to MATVEC_ROWS rows     matvec.py
-    packed weights, more rows                  matvec.py in turns
-    weights as in the file                     dot.py
+    more rows, and weights as in the file      matmul.py
     plain numbers                              dot_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow
 
@@ -18,11 +17,10 @@ from functools import cache
 
 import numpy as np
 
-from fastpath.cpu import dot, dot_float, matvec, recording, threads, unpack
+from fastpath.cpu import dot_float, matmul, matvec, recording, threads
 from fastpath.cpu.buffers import address, floats, output, workspace
-from fastpath.cpu.dot import blocks_of_32, blocks_of_256
 from fastpath.cpu.grouping import Groups, group_by_expert
-from fastpath.cpu.kernel import kernel
+from fastpath.cpu.matvec import MATVEC_ROWS
 from fastpath.cpu.packing import PackedTensor
 from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
 from quant import QTensor
@@ -31,97 +29,14 @@ DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there
 MIN_WORK = 1 << 17  # multiplications below which a second thread does not pay
 
 
-# Per format: unpacking function, bytes of a block, offset of the unpacked bytes, (sub-blocks,) has minima.
-
-
-@kernel
-def linear_q4_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q4_0, 18, 8, False)
-
-
-@kernel
-def linear_q4_1(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q4_1, 20, 0, True)
-
-
-@kernel
-def linear_q5_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q5_0, 22, 16, False)
-
-
-@kernel
-def linear_q5_1(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q5_1, 24, 0, True)
-
-
-@kernel
-def linear_q8_0(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.q8_0, 34, 128, False)
-
-
-@kernel
-def linear_iq4_nl(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.iq4_nl, 18, 128, False)
-
-
-@kernel
-def linear_mxfp4(args, lo, hi, thread):
-    blocks_of_32(args, lo, hi, thread, unpack.mxfp4, 17, 128, False)
-
-
-@kernel
-def linear_q2_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q2_k, 84, 0, 16, True)
-
-
-@kernel
-def linear_q3_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q3_k, 110, 4, 16, False)
-
-
-@kernel
-def linear_q4_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q4_k, 144, 0, 8, True)
-
-
-@kernel
-def linear_q5_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q5_k, 176, 0, 8, True)
-
-
-@kernel
-def linear_q6_k(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.q6_k, 210, 32, 16, False)
-
-
-@kernel
-def linear_iq4_xs(args, lo, hi, thread):
-    blocks_of_256(args, lo, hi, thread, unpack.iq4_xs, 136, 128, 8, False)
-
-
-INTEGER_KERNELS = {
-    "Q4_0": linear_q4_0,
-    "Q4_1": linear_q4_1,
-    "Q5_0": linear_q5_0,
-    "Q5_1": linear_q5_1,
-    "Q8_0": linear_q8_0,
-    "IQ4_NL": linear_iq4_nl,
-    "MXFP4": linear_mxfp4,
-    "Q2_K": linear_q2_k,
-    "Q3_K": linear_q3_k,
-    "Q4_K": linear_q4_k,
-    "Q5_K": linear_q5_k,
-    "Q6_K": linear_q6_k,
-    "IQ4_XS": linear_iq4_xs,
-}
 FLOAT_KERNELS = {"F32": dot_float.linear_f32, "F16": dot_float.linear_f16, "BF16": dot_float.linear_bf16}
 
 
 def kernels_for(format_name, activations):
     """The kernels that products with this format need (for warming up)."""
-    if activations == "int8" and format_name in INTEGER_KERNELS:
+    if activations == "int8" and format_name in matvec.KERNELS:
         rounding = quantize_256 if format_name.endswith(("_K", "_XS")) else quantize_32
-        return (rounding, INTEGER_KERNELS[format_name], matvec.KERNELS[format_name])
+        return (rounding, matvec.KERNELS[format_name], *matmul.kernels_for(format_name))
     return (FLOAT_KERNELS.get(format_name, dot_float.linear_f32),)
 
 
@@ -173,30 +88,23 @@ def _multiply(x, weight, activations, out, groups, T):
     if activations not in ("int8", "float"):
         raise ValueError(f"activations: got {activations!r}, expected 'int8' or 'float'. Choose one of them")
     name, is_packed = weight.format.name, isinstance(weight, PackedTensor)
-    if is_packed and weight.is_grouped and activations == "int8":
-        activation = quantize(x, weight.format.block_size)
-        _launch(matvec.KERNELS[name], activation, weight, out, groups, (groups.n_entries,))
+    if activations == "int8" and name in matvec.KERNELS:
+        if is_packed and T <= MATVEC_ROWS:
+            activation = quantize(x, weight.format.block_size)
+            _launch(matvec.KERNELS[name], activation, weight, out, groups)
+        else:
+            most = T if groups.n_groups > 1 else groups.n_entries
+            matmul.multiply(x, weight, _memory_of(weight), out, groups, most)
         return
     if is_packed:
         weight = weight.unpack() if weight.is_grouped else weight.as_rows()
-    if activations == "int8" and name in INTEGER_KERNELS:
-        activation = quantize(x, weight.format.block_size)
-        _launch(
-            INTEGER_KERNELS[name],
-            activation,
-            weight,
-            out,
-            groups,
-            _scratch(dot.scratch_bytes(groups.n_entries)),
-        )
-    elif name in FLOAT_KERNELS:
+    if name in FLOAT_KERNELS:
         _launch_float(FLOAT_KERNELS[name], x, weight, out, groups)
     else:
         _multiply_dequantized(x, weight, out, groups)
 
 
 def _scratch(per_thread):
-    per_thread = -(-per_thread // 64) * 64
     return workspace(per_thread * threads.num_threads(), "dot"), per_thread
 
 
@@ -205,7 +113,7 @@ def _launch_float(kernel, x, weight, out, groups, first_column=0):
     _launch(kernel, (address(x), 0, 0), weight, out, groups, words, first_column)
 
 
-def _launch(kernel, activation, weight, out, groups, words, first_column=0):
+def _launch(kernel, activation, weight, out, groups, words=(), first_column=0):
     """Run a kernel over all groups of 16 rows of the matrices in use; `words` are its own arguments."""
     M, C = weight.shape[-2:]
     args = (
@@ -236,7 +144,7 @@ def _multiply_dequantized(x, weight, out, groups):
     if recording.current() is not None:
         raise recording.UnableError(
             f"{weight.name or 'weight'}: {weight.format.name} has no kernel and cannot be recorded, expected "
-            f"one of {', '.join((*INTEGER_KERNELS, *FLOAT_KERNELS))}. Run without replay"
+            f"one of {', '.join((*matvec.KERNELS, *FLOAT_KERNELS))}. Run without replay"
         )
     M, C = weight.shape[-2:]
     n = groups.n_groups

@@ -1,13 +1,18 @@
 """One to four rows of activations against packed weights.        definition: refimpl/ops/integer.py
 
     work item   a group of 16 weight rows of one matrix, against the rows that use this matrix
-    arithmetic  that of dot.py: exact integers per block, one rounding chain per output; a lane is a weight
+    arithmetic  that of matmul.py: exact integers per block, one rounding chain per output; a lane is a weight
                 row, each unpacked register is multiplied as it is made, accumulators stay in registers
     traffic     weights are read once and never stored; activations come from the caches.  A core waits for
                 memory and computes in turn unless it asks for bytes early: each block prefetches the bytes
                 AHEAD of it, also those of the next group, so that reading never stops
 
-Arguments as in dot.py, up to the routing; then `most`: items with more entries are somebody else's.
+Arguments, int64 words:
+    matrices     weights, bytes of a matrix, bytes of a row, n_rows, n_cols
+    activations  q, scale, sums (quantize.py)
+    output       y, row stride in bytes
+    routing      number of matrices in use, their numbers, where each one's entries start (n + 1);
+                 of the entries: activation row, output row
 """
 
 from llvmlite import ir
@@ -39,7 +44,7 @@ AHEAD_256 = 4096
 ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
 
 # where a block's scales lie on the stack, in bytes: f32[16] d and dmin, i32[16][16] scales, then minima
-_SCALES, _SUB_SCALES, _SUB_MINIMA, _STACK = 0, 1024, 2048, 3072
+_SCALES, _MINIMUM, _SUB_SCALES, _SUB_MINIMA, _STACK = 0, 64, 128, 1152, 2176
 
 
 # -- pieces of kernels; `rows` tuples have one value per activation row, and say how many there are
@@ -169,6 +174,15 @@ def _sub_sum(b, sums, form, j):
     return b.add(_load(b, first, I32), _load(b, first, I32, 4))
 
 
+def _store_scales(b, form, block, stack):
+    d, dmin, sc, mn = form.scales(block)
+    stores = [(_SCALES, d)] + [(_SUB_SCALES + 64 * j, lanes) for j, lanes in enumerate(sc)]
+    if mn:
+        stores += [(_MINIMUM, dmin)] + [(_SUB_MINIMA + 64 * j, lanes) for j, lanes in enumerate(mn)]
+    for at, lanes in stores:
+        b.store(lanes.value, pointer(b, stack, at), align=1)
+
+
 def _add_part(b, form, whole, block, part, q, sums, stack):
     """The dot products of a quarter of a block, times the scales of its sub-blocks, on top of `whole`."""
     numbers = [form.sub_block(b, part, s) for s in range(form.n_sub // 4)]
@@ -188,7 +202,7 @@ def _add_part(b, form, whole, block, part, q, sums, stack):
 
 
 def _add_minima(b, form, acc, x_scales, sums, stack):
-    dmin = _load(b, stack, f32x16.ir, _SCALES + unpack.MINIMA)
+    dmin = _load(b, stack, f32x16.ir, _MINIMUM)
     minima = [same(i32x16, 0) for _ in acc]
     for j in range(form.n_sub):
         mn = _load(b, stack, i32x16.ir, _SUB_MINIMA + 64 * j)
@@ -208,8 +222,7 @@ def product_256(form, block_bytes):
         x_scales = [_load(b, address, F32) for address in _at(b, scales, b.shl(number, I64(2)))]
         memory = cgutils.alloca_once(b, ir.ArrayType(I8, _STACK))
         stack = b.ptrtoint(memory, I64)
-        at = [b.add(stack, I64(offset)) for offset in (_SCALES, _SUB_SCALES, _SUB_MINIMA)]
-        unpack.store_scales(b, form, PackedBlock(b, block), *at)
+        _store_scales(b, form, PackedBlock(b, block), stack)
         whole = [cgutils.alloca_once_value(b, same(i32x16, 0)) for _ in acc]
         with cgutils.for_range(b, I64(4), intp=I64) as loop:
             quarter = 4 * block_bytes
@@ -248,10 +261,7 @@ def _group(product, count, block, n_blocks, block_bytes, q, scales, sums, stride
 
 @inlined
 def each_group(args, lo, hi, thread, product, block_size, block_bytes):
-    """The items lo .. hi-1, as far as they have at most `most` rows of activations.
-
-    More than MATVEC_ROWS are taken in turns, each of which reads the weights again.
-    """
+    """The items lo .. hi-1.  More entries than MATVEC_ROWS take turns; each turn reads the weights again."""
     weights, matrix_bytes = ld_i64(args), ld_i64(args + 8)
     n_rows, n_cols = ld_i64(args + 24), ld_i64(args + 32)
     q, scale, sums = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
@@ -260,12 +270,9 @@ def each_group(args, lo, hi, thread, product, block_size, block_bytes):
     x_rows, out_rows = ld_i64(args + 104), ld_i64(args + 112)
     n_groups, nb = (n_rows + 15) // 16, n_cols // block_size
     strides = (n_cols, 4 * nb, n_cols // 8 if block_size == 32 else n_cols // 4)  # of q, scales, sums
-    most = ld_i64(args + 120)
     for item in range(lo, hi):
         used, g = item // n_groups, item % n_groups
         entry, stop = ld_i64(starts + 8 * used), ld_i64(starts + 8 * used + 8)
-        if stop - entry > most:
-            continue
         n = min(16, n_rows - 16 * g)
         block = weights + ld_i64(matrices + 8 * used) * matrix_bytes + g * nb * 16 * block_bytes
         while entry < stop:

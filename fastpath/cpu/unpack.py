@@ -3,7 +3,7 @@
 A definition is written with `Lanes` (lanes.py): it takes a block of 16 rows, packed or as in the file, and
 yields registers of 16 rows x 4 columns, bytes u = q + offset.  They are unsigned because the dot product
 instruction multiplies unsigned by signed bytes.  Its users take each register as it comes: matvec.py
-multiplies it, the functions at the end of this file store it to a panel for many rows of activations.
+multiplies it, panels.py stores it for many rows of activations.
 
     blocks of 32    columns(block)        yields (g, u): u holds columns 4g .. 4g+3
     blocks of 256   columns(block, part)  part 0 to 3 of the block, a number at run time: yields (s, k, u):
@@ -16,14 +16,7 @@ Scales are float32 lanes, one per row, and the small integer scales and minima o
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
-from fastpath.cpu.lanes import PackedBlock, RowsBlock
-from fastpath.cpu.simd import I32, I64, define, pointer
-
-MINIMA = 512  # bytes from the scales of up to 8 blocks to their minima
+from fastpath.cpu.simd import I32, I64
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
 IQ4 = [level + 128 for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)]
@@ -234,86 +227,3 @@ Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0, True)
 Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0, True)
 Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32, False)
 IQ4_XS = Blocks256(_iq4_xs, _iq4_xs_scales, 8, 128, False)
-
-
-# -- panels
-
-
-def _store(b, lanes, address, offset):
-    b.store(lanes.value, pointer(b, address, offset), align=1)
-
-
-def _panel_32(b, form, block, panel, scales):
-    """u8[8][16][4] at `panel`; f32[16] at `scales`, the minima MINIMA behind them."""
-    for g, u in form.columns(block):
-        _store(b, u, panel, 64 * g)
-    _store(b, form.scale(block), scales, 0)
-    if form.minimum:
-        _store(b, form.minimum(block), scales, MINIMA)
-
-
-def store_scales(b, form, block, scales, sc, mn):
-    """f32[16] at `scales`, dmin MINIMA behind them; i32[n_sub][16] at sc and mn."""
-    d, dmin, subs, minima = form.scales(block)
-    _store(b, d, scales, 0)
-    for j, lanes in enumerate(subs):
-        _store(b, lanes, sc, 64 * j)
-    if minima:
-        _store(b, dmin, scales, MINIMA)
-        for j, lanes in enumerate(minima):
-            _store(b, lanes, mn, 64 * j)
-
-
-def _panel_256(b, form, block, panel, scales, sc, mn):
-    """u8[64][16][4] at `panel`, and the scales."""
-    with cgutils.for_range(b, I64(4), intp=I64) as loop:
-        for s, k, u in form.columns(block, loop.index):
-            first = b.mul(form.sub_block(b, loop.index, s), I64(64 * form.width))
-            _store(b, u, b.add(panel, first), 64 * k)
-    store_scales(b, form, block, scales, sc, mn)
-
-
-def _panels_32(form):
-    """(source, stride, last, panel, scales) for rows of a file, (block, panel, scales) for packed ones."""
-
-    def from_rows(b, source, stride, last, panel, scales):
-        _panel_32(b, form, RowsBlock(b, source, stride, last), panel, scales)
-
-    def from_packed(b, block, panel, scales):
-        _panel_32(b, form, PackedBlock(b, block), panel, scales)
-
-    return define(types.void(*[types.intp] * 5), from_rows), define(
-        types.void(*[types.intp] * 3), from_packed
-    )
-
-
-def _panels_256(form):
-    """As `_panels_32`, with (..., panel, scales, sc, mn)."""
-
-    @intrinsic
-    def from_rows(typingctx, source, stride, last, panel, scales, sc, mn):
-        def codegen(context, b, signature, args):
-            _panel_256(b, form, RowsBlock(b, *args[:3]), *args[3:])
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 7), codegen
-
-    def from_packed(b, block, panel, scales, sc, mn):
-        _panel_256(b, form, PackedBlock(b, block), panel, scales, sc, mn)
-
-    return from_rows, define(types.void(*[types.intp] * 5), from_packed)
-
-
-q4_0, packed_q4_0 = _panels_32(Q4_0)
-q4_1, packed_q4_1 = _panels_32(Q4_1)
-q5_0, packed_q5_0 = _panels_32(Q5_0)
-q5_1, packed_q5_1 = _panels_32(Q5_1)
-q8_0, packed_q8_0 = _panels_32(Q8_0)
-iq4_nl, packed_iq4_nl = _panels_32(IQ4_NL)
-mxfp4, packed_mxfp4 = _panels_32(MXFP4)
-q2_k, packed_q2_k = _panels_256(Q2_K)
-q3_k, packed_q3_k = _panels_256(Q3_K)
-q4_k, packed_q4_k = _panels_256(Q4_K)
-q5_k, packed_q5_k = _panels_256(Q5_K)
-q6_k, packed_q6_k = _panels_256(Q6_K)
-iq4_xs, packed_iq4_xs = _panels_256(IQ4_XS)
