@@ -73,12 +73,13 @@ class Engine:
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
-        if self.replay is None or trace is not None or not self.replay.takes(batch):
+        replay = None if trace is not None else self.replay
+        if replay is None or not replay.takes(batch, self.model.config.vocab_size):
             return self._run(self.cache, batch, trace)
         self.cache.check(batch)
         self.cache.reserve(int(batch.positions.max()) + 1)
         with np.errstate(all="ignore"):
-            return self.replay.logits(batch)
+            return replay.logits(batch)
 
     def _eagerly(self, batch: Batch, trace) -> np.ndarray:
         return self._run(self.cache, batch, trace)
@@ -160,9 +161,7 @@ class Engine:
     @property
     def max_cache_bytes(self) -> int:
         """What the cache will hold when a sequence fills the context."""
-        return cache_bytes(
-            self.model.config, self.cache.n_seqs, self.context_len, self.chunk, self.kv_type
-        )
+        return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk, self.kv_type)
 
     def check_room(self, n: int, lane: int = 0) -> None:
         """n more tokens fit, or ValueError."""

@@ -44,7 +44,7 @@ class Replay:
         self._busy = threading.Lock()
 
     @staticmethod
-    def takes(batch: Batch) -> bool:
+    def takes(batch: Batch, vocab_size: int) -> bool:
         """Few tokens, every row wanted, nothing odd: what is odd goes the way on which each op checks."""
         T = len(batch.token_ids)
         if not 1 <= T <= MOST_TOKENS or len(batch.logit_rows) != T:
@@ -52,6 +52,7 @@ class Replay:
         return (
             all(array.dtype == np.int32 and array.shape == (T,) for array in _arrays(batch))
             and min(batch.token_ids.min(), batch.positions.min(), batch.seq_ids.min()) >= 0
+            and batch.token_ids.max() < vocab_size
             and bool((batch.logit_rows == np.arange(T)).all())
         )
 

@@ -166,8 +166,8 @@ def _take_part(control, thread):
             if spins > SPINS:
                 give_way()
             continue
-        # half of a fair share: few pieces, and small ones at the end, where they even things out
-        count = min(n - lo, max(ld_i64(row + 24), (n - lo) // (2 * n_threads)))
+        # three quarters of a fair share: few pieces, and small ones at the end, where they even things out
+        count = min(n - lo, max(ld_i64(row + 24), (n - lo) * 3 // (4 * n_threads)))
         if swap_if(control + NEXT, seen, seen + count):
             call(ld_i64(row), ld_i64(row + 8), lo, lo + count, thread)
             if atomic_add(control + DONE, count) + count == n:
