@@ -91,7 +91,8 @@ def address(array):
     program = recording.current()
     if program is not None:
         program.keep(array)
-    if array.flags.writeable and array.flags.c_contiguous and array.size:
+    flags = array.flags
+    if flags.writeable and flags.c_contiguous and array.size:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))
     return array.__array_interface__["data"][0]
 

@@ -10,7 +10,12 @@ Rules for the wrappers of ops, so that a recorded step holds for other tokens an
 
 import threading
 
-_local = threading.local()
+
+class _State(threading.local):
+    program = None
+
+
+_of_thread = _State()
 
 
 class UnableError(ValueError):
@@ -19,11 +24,11 @@ class UnableError(ValueError):
 
 def current():
     """The program that records, or None."""
-    return _local.__dict__.get("program")
+    return _of_thread.program
 
 
 def start(program):
-    _local.program = program
+    _of_thread.program = program
 
 
 def host(step):
