@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from fastpath.bench import rates
 from fastpath.bench.table import markdown
 from fastpath.bench.traffic import Call, Watched, layer_kind, totals, weight_places
@@ -76,7 +74,7 @@ def _forwards(calls: list[Call]) -> list[list[Call]]:
     return found
 
 
-REPLAYS = 9  # of which each step's median counts
+REPLAYS = 9  # of which the middle one counts
 
 
 def of_replay(name: str, program: Any, model: Any, ops: list[Call]) -> Profiled:
@@ -85,11 +83,11 @@ def of_replay(name: str, program: Any, model: Any, ops: list[Call]) -> Profiled:
     ops  one forward call of the same size: what its parts read
     """
     places = {w.name: place for w, place in weight_places(model.weights) if hasattr(w, "format")}
-    runs = [program.timed() for _ in range(REPLAYS)]
-    seconds = np.median([[timing.seconds for timing in run] for run in runs], axis=0)
-    steps = [_step(timing, s, places, model.config) for timing, s in zip(runs[0], seconds, strict=True)]
+    runs = sorted((program.timed() for _ in range(REPLAYS)), key=_seconds)
+    middle = runs[REPLAYS // 2]
+    steps = [_step(timing, places, model.config) for timing in middle]
     untimed = [replace(call, ns=0) for call in ops]
-    return Profiled(f"{name}, replayed", steps + untimed, round(1e9 * seconds.sum()), 1, is_replay=True)
+    return Profiled(f"{name}, replayed", steps + untimed, round(1e9 * _seconds(middle)), 1, is_replay=True)
 
 
 # module of a kernel -> what the profile calls it, where it is not its own name
@@ -103,12 +101,17 @@ MODULES = {
     "moe": "route, sum of experts",
     "grouping": "route, sum of experts",
     "quantize": "rounding to int8",
-    "host": "embed",  # lookups, and tables of angles: what Python does before the compiled steps
+    "embedding": "embed",
+    "host": "host steps",  # tables of angles, and lookups without a kernel: Python, before the compiled steps
 }
 
 
-def _step(timing: Any, seconds: float, places: dict[str, tuple[int | None, str]], config: Any) -> Call:
-    ns = round(1e9 * seconds)
+def _seconds(timings: list[Any]) -> float:
+    return sum(timing.seconds for timing in timings)
+
+
+def _step(timing: Any, places: dict[str, tuple[int | None, str]], config: Any) -> Call:
+    ns = round(1e9 * timing.seconds)
     if timing.label in places:
         layer, field = places[timing.label]
         return Call("linear", field, "" if layer is None else layer_kind(config.layers[layer]), ns)
