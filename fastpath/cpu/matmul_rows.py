@@ -12,7 +12,7 @@ What is written here is the code for a number of rows, by functions that build L
 
 Arguments, int64 words:
     panels       address
-    activations  first tile's address, bytes of a row, number of entries, number of tiles
+    activations  first tile's address, bytes of a row, number of entries, rows of a tile
     blocks       number of the slab's first one in a row, how many
     acc          f32[entries][GROUPS][16]
     ahead        bytes to ask the memory for meanwhile: address, how many, and to the same of the next group
@@ -227,15 +227,15 @@ def _any_number_of(rows_of):
 @inlined
 def _each_tile(args, lo, hi, rows, block_bytes, per):
     panel, x, row_bytes = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
-    n_entries, n_tiles = ld_i64(args + 24), ld_i64(args + 32)
+    n_entries, most = ld_i64(args + 24), ld_i64(args + 32)
     first_block, n_blocks, acc = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
     ahead, size, to_next = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
     stop, n_panels = ahead + size, (n_blocks + per - 1) // per
     per_panel = (size // ((hi - lo) * n_panels) + 63) // 64 * 64
-    origin = first_of_tile(lo, n_entries, n_tiles)
+    origin = first_of_tile(lo, n_entries, most)
     for tile in range(lo, hi):
-        first = first_of_tile(tile, n_entries, n_tiles)
-        n = first_of_tile(tile + 1, n_entries, n_tiles) - first
+        first = first_of_tile(tile, n_entries, most)
+        n = first_of_tile(tile + 1, n_entries, most) - first
         source = x + row_bytes * first + block_bytes * n * first_block
         target = acc + 64 * GROUPS * (first - origin)
         ahead = rows(n, panel, source, n_blocks, target, ahead, per_panel, stop, to_next)
