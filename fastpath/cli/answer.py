@@ -34,6 +34,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         engine = open_engine(args, model)
     engine.check_room(len(ids))
     printer = _printer(args, model.tokenizer, ids)
+    del model  # the engine's will be another one, with packed weights
     n_compiled = prepare(args, engine, len(ids), "last", parts)
     generation = generate(
         engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)

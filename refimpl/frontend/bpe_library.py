@@ -6,7 +6,7 @@ from typing import Any
 
 def make_library(ids: Mapping[str, int], merges: Sequence[str], unk: str | None) -> Any:
     """The library's object for a vocabulary that `bpe.make_tables` has accepted."""
-    from tokenizers import Tokenizer, models  # here: 0.7 s and 150 MB that short prompts do without
+    from tokenizers import Tokenizer, models  # here: short prompts do without it
 
     has_bytes = all(f"<0x{b:02X}>" in ids for b in range(256))
     bpe = models.BPE(
