@@ -18,6 +18,7 @@ from fastpath.cpu.simd import (
     f32x16,
     i8x64,
     i16x16,
+    i32s,
     i32x16,
     pointer,
     splat,
@@ -63,6 +64,26 @@ class Lanes:
     def __sub__(self, other):
         return self._by("sub", other)
 
+    def plus_where(self, bits, value):
+        """Bytes plus `value` where the byte of `bits` is not zero."""
+        b, kind = self.b, self.value.type
+        is_set = b.icmp_unsigned("!=", bits.value, ir.Constant(kind, None))
+        return Lanes(b, b.select(is_set, b.add(self.value, ir.Constant(kind, [value] * 64)), self.value))
+
+    def each_byte(self, values):
+        """Bytes and, byte by byte, four values that repeat."""
+        return Lanes(self.b, self.b.and_(self.value, ir.Constant(self.value.type, values * 16)))
+
+    def spread(self, j):
+        """Byte j of each row, four times."""
+        places = i32s([4 * (lane // 4) + j for lane in range(64)])
+        return Lanes(self.b, self.b.shuffle_vector(self.value, undefined(self.value.type), places))
+
+    @property
+    def halves(self):
+        """As numbers of 16 bits, two to a row."""
+        return Lanes(self.b, self.b.bitcast(self.value, ir.VectorType(I16, 32)))
+
     @property
     def words(self):
         """The 4 bytes of a row as one number."""
@@ -89,6 +110,28 @@ class Lanes:
         normal = ((self - 1) << 23).value
         denormal = b.shl(same(0x00200000), b.and_(e, same(1)))
         return Lanes(b, b.bitcast(b.select(b.icmp_unsigned("<", e, same(2)), denormal, normal), f32x16.ir))
+
+
+class Fours:
+    """Small numbers of 16 rows, four to a word: number j is byte j % 4 of word j // 4, less `bias`."""
+
+    def __init__(self, words, bias=0):
+        self.fours, self.bias = words, bias
+
+    def __len__(self):
+        return 4 * len(self.fours)
+
+    def __getitem__(self, j):
+        number = self.fours[j // 4].byte(j % 4)
+        return number - self.bias if self.bias else number
+
+    def __iter__(self):
+        return (self[j] for j in range(len(self)))
+
+    def pair(self, i):
+        """Numbers 4w + side and 4w + side + 2, where i = 2w + side, as halves of a word."""
+        two = (self.fours[i // 2] >> 8 * (i % 2)) & 0x00FF00FF
+        return two.halves - self.bias if self.bias else two
 
 
 def same(value):
@@ -121,6 +164,11 @@ class PackedBlock:
 
     def words(self, at):
         return Lanes(self.b, self._load(at, i32x16.ir))
+
+    def numbers(self, at, n):
+        """n signed bytes as numbers, packed as units of one byte."""
+        eights = [self._load(at + j, ir.VectorType(I8, 16)) for j in range(n)]
+        return [Lanes(self.b, self.b.sext(eight, i32x16.ir)) for eight in eights]
 
     def half(self, at):
         """A float16 as float32."""
@@ -161,6 +209,9 @@ class RowsBlock:
 
     def words(self, at):
         return Lanes(self.b, self._gather(at, I32))
+
+    def numbers(self, at, n):
+        return [four.words.signed_byte(j) for four in self.bytes(at, n // 4) for j in range(4)]
 
     def half(self, at):
         return Lanes(self.b, _widened(self.b, self._gather(at, I16)))

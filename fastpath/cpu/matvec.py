@@ -15,6 +15,8 @@ Arguments, int64 words:
                  of the entries: activation row, output row
 """
 
+from functools import reduce
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -25,7 +27,6 @@ from fastpath.cpu.kernel import inlined, kernel
 from fastpath.cpu.lanes import PackedBlock
 from fastpath.cpu.simd import (
     F32,
-    I8,
     I32,
     I64,
     f32x16,
@@ -36,15 +37,12 @@ from fastpath.cpu.simd import (
     same,
     splat,
 )
-from fastpath.cpu.simd_dot import dot_spread_at, prefetch
+from fastpath.cpu.simd_dot import dot_pairs, dot_spread_at, prefetch
 
 MATVEC_ROWS = 4  # more rows of one matrix are cheaper through panels
 AHEAD_32 = 2048  # bytes between the block in work and the one that is asked for
 AHEAD_256 = 4096
 ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
-
-# where a block's scales lie on the stack, in bytes: f32[16] d and dmin, i32[16][16] scales, then minima
-_SCALES, _MINIMUM, _SUB_SCALES, _SUB_MINIMA, _STACK = 0, 64, 128, 1152, 2176
 
 
 # -- pieces of kernels; `rows` tuples have one value per activation row, and say how many there are
@@ -174,42 +172,63 @@ def _sub_sum(b, sums, form, j):
     return b.add(_load(b, first, I32), _load(b, first, I32, 4))
 
 
-def _store_scales(b, form, block, stack):
-    d, dmin, sc, mn = form.scales(block)
-    stores = [(_SCALES, d)] + [(_SUB_SCALES + 64 * j, lanes) for j, lanes in enumerate(sc)]
-    if mn:
-        stores += [(_MINIMUM, dmin)] + [(_SUB_MINIMA + 64 * j, lanes) for j, lanes in enumerate(mn)]
-    for at, lanes in stores:
-        b.store(lanes.value, pointer(b, stack, at), align=1)
+def _store_scales(b, form, sc, stack):
+    """Sub-scales i32[n_sub][16] on the stack; where dot products are short, two to a word."""
+    values = [sc.pair(i) for i in range(form.n_sub // 2)] if form.is_short else sc
+    for j, lanes in enumerate(values):
+        b.store(lanes.value, pointer(b, stack, 64 * j), align=1)
 
 
-def _add_part(b, form, whole, block, part, q, sums, stack):
-    """The dot products of a quarter of a block, times the scales of its sub-blocks, on top of `whole`."""
+def _minima(b, form, mn, sums):
+    """The minima times the sums of the activations of their sub-blocks, i32[16] per row."""
+    totals = [same(i32x16, 0) for _ in sums]
+    for i in range(form.n_sub // 2):
+        j, pair = 4 * (i // 2) + i % 2, mn.pair(i).value
+        for t, row in enumerate(sums):
+            low, high = (_sub_sum(b, row, form, I64(j + k)) for k in (0, 2))
+            two = b.or_(b.and_(low, I32(0xFFFF)), b.shl(high, I32(16)))
+            totals[t] = dot_pairs(b, totals[t], pair, splat(b, two, 16))
+    return totals
+
+
+def _dots(b, form, packed, part, q, sums):
+    """Numbers of a part's sub-blocks, and for each row their dot products."""
     numbers = [form.sub_block(b, part, s) for s in range(form.n_sub // 4)]
     starts = [_at(b, q, b.mul(j, I64(4 * form.width))) for j in numbers]
-    dots = [[same(i32x16, 0) for _ in numbers] for _ in q]
+    # for one row two sums each, so that an instruction need not wait for the one before it
+    n_sums = 2 if len(q) == 1 and form.width == 8 else 1
+    dots = [[[same(i32x16, 0)] * n_sums for _ in numbers] for _ in q]
     if form.offset:
         for dot, row in zip(dots, sums, strict=True):
-            totals = [_sub_sum(b, row, form, j) for j in numbers]
-            dot[:] = [splat(b, b.mul(total, I32(-form.offset)), 16) for total in totals]
-    for s, k, u in form.columns(PackedBlock(b, block), part):
+            for sub, j in zip(dot, numbers, strict=True):
+                sub[0] = splat(b, b.mul(_sub_sum(b, row, form, j), I32(-form.offset)), 16)
+    for s, k, u in form.columns(packed, part):
         for dot, row in zip(dots, starts[s], strict=True):
-            dot[s] = dot_spread_at(b, dot[s], u.value, b.add(row, I64(4 * k)))
-    for s, j in enumerate(numbers):
-        sc = _load(b, b.add(stack, b.shl(j, I64(6))), i32x16.ir, _SUB_SCALES)
+            i = k % n_sums
+            dot[s][i] = dot_spread_at(b, dot[s][i], u.value, b.add(row, I64(4 * k)))
+    return numbers, [[reduce(b.add, sub) for sub in dot] for dot in dots]
+
+
+def _add_part(b, form, whole, packed, part, q, sums, stack):
+    """The dot products of a quarter of a block, times the scales of its sub-blocks, on top of `whole`."""
+    numbers, dots = _dots(b, form, packed, part, q, sums)
+    if form.is_short:  # in pairs as Fours makes them: the part's sub-blocks are two apart
+        first = b.sub(numbers[0], b.shl(b.lshr(numbers[0], I64(3)), I64(2)))
+        places = [b.add(first, I64(2 * i)) for i in range(2)]
+        dots = [[_two(b, *dot[:2]), _two(b, *dot[2:])] for dot in dots]
+    else:
+        places = numbers
+    for i, place in enumerate(places):
+        sc = _load(b, b.add(stack, b.shl(place, I64(6))), i32x16.ir)
         for dot, slot in zip(dots, whole, strict=True):
-            b.store(b.add(b.load(slot), b.mul(dot[s], sc)), slot)
+            before = b.load(slot)
+            added = dot_pairs(b, before, dot[i], sc) if form.is_short else b.add(before, b.mul(dot[i], sc))
+            b.store(added, slot)
 
 
-def _add_minima(b, form, acc, x_scales, sums, stack):
-    dmin = _load(b, stack, f32x16.ir, _MINIMUM)
-    minima = [same(i32x16, 0) for _ in acc]
-    for j in range(form.n_sub):
-        mn = _load(b, stack, i32x16.ir, _SUB_MINIMA + 64 * j)
-        for t, row in enumerate(sums):
-            minima[t] = b.add(minima[t], b.mul(mn, splat(b, _sub_sum(b, row, form, I64(j)), 16)))
-    for t, x_scale in enumerate(x_scales):
-        acc[t] = _fma(b, _float(b, minima[t]), b.fmul(dmin, splat(b, b.fneg(x_scale), 16)), acc[t])
+def _two(b, low, high):
+    """Two numbers of 16 bits in a word."""
+    return b.or_(b.and_(low, same(i32x16, 0xFFFF)), b.shl(high, same(i32x16, 16)))
 
 
 def product_256(form, block_bytes):
@@ -220,20 +239,22 @@ def product_256(form, block_bytes):
         acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
         q, sums = _at(b, q, b.shl(number, I64(8))), _at(b, sums, b.shl(number, I64(6)))
         x_scales = [_load(b, address, F32) for address in _at(b, scales, b.shl(number, I64(2)))]
-        memory = cgutils.alloca_once(b, ir.ArrayType(I8, _STACK))
-        stack = b.ptrtoint(memory, I64)
-        _store_scales(b, form, PackedBlock(b, block), stack)
+        stack = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(i32x16.ir, form.n_sub)), I64)
+        packed = PackedBlock(b, block)
+        d, dmin, sc, mn = form.scales(packed)
+        _store_scales(b, form, sc, stack)
+        minima = _minima(b, form, mn, sums) if form.has_minima else None
         whole = [cgutils.alloca_once_value(b, same(i32x16, 0)) for _ in acc]
         with cgutils.for_range(b, I64(4), intp=I64) as loop:
             quarter = 4 * block_bytes
             _ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), AHEAD_256, quarter)
-            _add_part(b, form, whole, block, loop.index, q, sums, stack)
-        d = _load(b, stack, f32x16.ir, _SCALES)
+            _add_part(b, form, whole, packed, loop.index, q, sums, stack)
         for t, x_scale in enumerate(x_scales):
-            dot = _float(b, b.load(whole[t]))
-            acc[t] = _fma(b, dot, b.fmul(d, splat(b, x_scale, 16)), acc[t])
-        if form.has_minima:
-            _add_minima(b, form, acc, x_scales, sums, stack)
+            scale = b.fmul(d.value, splat(b, x_scale, 16))
+            acc[t] = _fma(b, _float(b, b.load(whole[t])), scale, acc[t])
+            if minima:
+                scale = b.fmul(dmin.value, splat(b, b.fneg(x_scale), 16))
+                acc[t] = _fma(b, _float(b, minima[t]), scale, acc[t])
         return _tuple(b, args[0].type, acc)
 
     @intrinsic

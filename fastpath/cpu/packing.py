@@ -9,7 +9,7 @@ repeats its last row).
 
                       a block in the file                a packed block
     Q4_0    18 bytes  d, 16 bytes of nibbles             16 d, 16 x bytes 2..5, 16 x bytes 6..9, ...     288
-    Q6_K   210 bytes  128 low, 64 upper, 16 scales, d    52 times 16 words of 4 bytes, 16 d             3360
+    Q6_K   210 bytes  128 low, 64 upper, 16 scales, d    48 times 16 x 4 bytes, 16 times 16 x 1, 16 d   3360
 
 Formats without a table entry keep their rows: packing copies them, so that the file can be let go.
 
@@ -50,7 +50,7 @@ SEGMENTS = {
     "Q3_K": ((4, 8), (4, 16), (4, 3), (2, 1)),  # third bits, pairs of bits, scales, d
     "Q4_K": ((2, 2), (4, 3), (4, 32)),  # d, dmin, scales and minima, nibbles
     "Q5_K": ((2, 2), (4, 3), (4, 8), (4, 32)),  # d, dmin, scales and minima, fifth bits, nibbles
-    "Q6_K": ((4, 32), (4, 16), (4, 4), (2, 1)),  # nibbles, upper two bits, scales, d
+    "Q6_K": ((4, 32), (4, 16), (1, 16), (2, 1)),  # nibbles, upper two bits, scales, d
     "IQ4_XS": ((2, 2), (4, 1), (4, 32)),  # d, upper bits of scales, lower bits of scales, codes
 }
 

@@ -16,6 +16,7 @@ Scales are float32 lanes, one per row, and the small integer scales and minima o
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fastpath.cpu.lanes import Fours
 from fastpath.cpu.simd import I32, I64
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
@@ -38,6 +39,7 @@ class Blocks256:
     n_sub: int
     offset: int
     has_minima: bool
+    is_short: bool = False  # the dot product of a sub-block fits in 16 bits
 
     @property
     def width(self):
@@ -84,11 +86,10 @@ def _five_bits(fifth_at, at):
     """As `_nibbles`, with bit i of a word on top of column i."""
 
     def columns(block):
-        fifth = block.words(fifth_at)
+        fifth = block.words(fifth_at).bytes
         for g, bits in _nibbles(at)(block):
-            # the product has the lowest four bits 7 places apart, so that none overlap
-            spread = ((fifth >> 4 * g) & 15) * 0x02040810
-            yield g, bits | (spread & 0x10101010).bytes
+            eight = fifth.spread(g // 2)
+            yield g, bits.plus_where(eight.each_byte([1 << 4 * (g % 2) + k for k in range(4)]), 16)
 
     return columns
 
@@ -128,9 +129,9 @@ def _q2_k(block, part):
 
 
 def _q2_k_scales(block):
-    fours = [word.words for word in block.bytes(0, 4)]
-    both = [four.byte(j) for four in fours for j in range(4)]
-    return block.half(80), block.half(82), [x & 15 for x in both], [x >> 4 for x in both]
+    both = block.bytes(0, 4)
+    sc, mn = Fours([(x & 15).words for x in both]), Fours([(x >> 4).words for x in both])
+    return block.half(80), block.half(82), sc, mn
 
 
 def _q3_k(block, part):
@@ -147,10 +148,9 @@ def _q3_k(block, part):
 
 def _q3_k_scales(block):
     """16 low nibbles in 8 bytes, then their upper two bits in 4."""
-    first, second, upper = (block.words(at) for at in (96, 100, 104))
-    low = [four.byte(j) for four in (first, second) for j in range(4)]
-    low = [x & 15 for x in low] + [x >> 4 for x in low]
-    sc = [(low[j] | ((_shifted(upper, 8 * (j % 4) + 2 * (j // 4) - 4)) & 0x30)) - 32 for j in range(16)]
+    first, second, upper = (block.words(at).bytes for at in (96, 100, 104))
+    low = [first & 15, second & 15, first >> 4, second >> 4]
+    sc = Fours([(x | (_shifted(upper, 2 * i - 4) & 0x30)).words for i, x in enumerate(low)], 32)
     return block.half(108), None, sc, None
 
 
@@ -172,11 +172,9 @@ def _q5_k(block, part):
 
 def _six_bit_scales(block):
     """The 16 bytes in front of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits."""
-    firsts, seconds, lows = (block.words(at) for at in (4, 8, 12))
-    sc = [firsts.byte(j) & 63 for j in range(4)]
-    mn = [seconds.byte(j) & 63 for j in range(4)]
-    sc += [(lows.byte(j) & 15) | (_shifted(firsts, 8 * j + 2) & 0x30) for j in range(4)]
-    mn += [(_shifted(lows, 8 * j + 4) & 15) | (_shifted(seconds, 8 * j + 2) & 0x30) for j in range(4)]
+    firsts, seconds, lows = (block.words(at).bytes for at in (4, 8, 12))
+    sc = Fours([(firsts & 63).words, ((lows & 15) | ((firsts >> 2) & 0x30)).words])
+    mn = Fours([(seconds & 63).words, ((lows >> 4) | ((seconds >> 2) & 0x30)).words])
     return block.half(0), block.half(2), sc, mn
 
 
@@ -193,8 +191,7 @@ def _q6_k(block, part):
 
 
 def _q6_k_scales(block):
-    fours = [word.words for word in block.bytes(192, 4)]
-    return block.half(208), None, [four.signed_byte(j) for four in fours for j in range(4)], None
+    return block.half(208), None, block.numbers(192, 16), None
 
 
 def _iq4_xs(block, part):
@@ -221,8 +218,8 @@ def _bit_to(top, bit, place):
     return _shifted(top, bit - place) & (1 << place)
 
 
-Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0, True)
-Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4, False)
+Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0, True, True)
+Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4, False, True)
 Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0, True)
 Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0, True)
 Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32, False)
