@@ -97,6 +97,7 @@ MODULES = {
     "elementwise": "add, scale",
     "activation": "activations",
     "softmax": "attention",
+    "attention_few": "attention",
     "attention_many": "attention",
     "moe": "route, sum of experts",
     "grouping": "route, sum of experts",
