@@ -5,13 +5,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refimpl.cache import dtypes_of
+from refimpl.kv_types import STEP, dtypes_of
 
-STEP = 32  # attention sums in absolute steps of 32 positions; every cache length is a multiple of it
-ALIGN = 64  # bytes: a cache line, a vector
+LINE, HUGE_PAGE = 64, 2 << 20  # bytes
 FIRST_SLOTS = 256  # a fresh cache; it doubles when a longer sequence comes
 
-KVType = str | tuple[str, str]  # a name of refimpl.cache.KV_TYPES, or one for keys and one for values
+KVType = str | tuple[str, str]  # a name of refimpl.kv_types.KV_TYPES, or one for keys and one for values
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -129,8 +128,12 @@ class KVCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Aligned to cache lines; costs no memory until touched."""
+    """Aligned to cache lines, and large ones to huge pages, which NumPy asks Linux for.
+
+    Costs no memory until touched.
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGN, np.uint8)
-    start = -memory.ctypes.data % ALIGN
+    align = HUGE_PAGE if size >= HUGE_PAGE else LINE
+    memory = np.zeros(size + align, np.uint8)
+    start = -memory.ctypes.data % align
     return memory[start : start + size].view(dtype).reshape(shape)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from quant import FORMATS, QTensor
-from refimpl.cache import KV_TYPES
+from refimpl.kv_types import KV_TYPES
 
 NORMAL_FORMATS = [f.name for f in FORMATS.values() if f.name not in ("F64", "I8", "I16", "I32", "I64")]
 INTEGER_FORMATS = [f.name for f in FORMATS.values() if f.integer_parts is not None]

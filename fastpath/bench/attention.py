@@ -61,7 +61,7 @@ def attention_rates(
     batches: Iterable[int] = (1,),
     seconds: float = 0.3,
 ) -> list[AttentionRate]:
-    """Decode of `batches` sequences in one call, and a prefill, for each shape; best of what fits the time."""
+    """Decode of `batches` sequences in one call, and a prefill, for each shape: the best of `seconds`."""
     read = rates.PlainRead([np.ones(FAR // 8)])
     read_peak = max(read.bytes_per_s() for _ in range(3))
     fma_peak = rates.fma_ops_per_s()
@@ -80,9 +80,7 @@ def attention_rates(
 
 def _rate(what, elapsed, n_bytes, n_ops, read_peak, fma_peak) -> AttentionRate:
     speed, ops = n_bytes / elapsed, n_ops / elapsed
-    return AttentionRate(
-        what, elapsed, speed / 1e9, ops / 1e9, speed / read_peak, ops / fma_peak
-    )
+    return AttentionRate(what, elapsed, speed / 1e9, ops / 1e9, speed / read_peak, ops / fma_peak)
 
 
 class _Layer:
@@ -98,13 +96,11 @@ class _Layer:
         cache = KVCache(self, n_seqs, n_positions, chunk, kv_type=self.kv_type)
         cache.reserve(n_positions)
         for array in cache.layer(0):
-            some = np.random.default_rng(0).integers(0, 0x3000, 4096).astype(np.uint16)
-            flat = array.reshape(-1).view(np.uint16)
-            for i in range(0, len(flat), 1 << 20):
-                part = flat[i : i + (1 << 20)]
-                part[:] = np.resize(some, len(part))
-                if array.dtype == np.float32:
-                    part[::2] = 0
+            some = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
+            some = some.view(np.uint32) >> 16 if array.dtype == np.uint16 else some.astype(array.dtype)
+            flat = array.reshape(-1)
+            for i in range(0, len(flat), len(some)):
+                flat[i : i + len(some)] = some[: len(flat) - i]
         return cache.layer(0)
 
     def _seen(self, position):

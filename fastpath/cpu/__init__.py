@@ -13,14 +13,13 @@ computes what), program.py (a whole forward call as one compiled call).
 
 from fastpath.cpu import program as program  # no op: how calls of ops are recorded
 from fastpath.cpu.activation import geglu, softcap
-from fastpath.cpu.attention import attention
+from fastpath.cpu.attention import attention, write_kv
 from fastpath.cpu.elementwise import add, scale
 from fastpath.cpu.embedding import embed
 from fastpath.cpu.linear import expert_linear, linear
 from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import rms_norm
 from fastpath.cpu.rotary import rope, rope_table
-from fastpath.cpu.write_kv import write_kv
 
 __all__ = [
     "add",

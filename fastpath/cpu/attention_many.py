@@ -66,6 +66,12 @@ def _widen(source, count, code, target, spare):
 
 
 @helper
+def line_of(width):
+    """Bytes between rows of float32 in scratch: whole columns of 32, and no power of two."""
+    return (width + 31) // 32 * 128 + 64
+
+
+@helper
 def _run_length(lanes, positions, t, stop):
     """How many of the tokens t .. stop-1 follow each other in one sequence."""
     n = 1
@@ -91,6 +97,48 @@ def _value_panel(source, row_bytes, n, width, code, panel, spare):
     return top < INFINITY
 
 
+@helper
+def _row(t, r, head, group, n_heads, width):
+    """Where row r of a run that begins at token t lies in q and in the result, in bytes."""
+    return 4 * width * ((t + r // group) * n_heads + head * group + r % group)
+
+
+@helper
+def _begin(source, width, query, totals):
+    """Copies a query to where all rows lie close together; its sums of values begin at 0."""
+    for c in range(0, width, 16):
+        store_f32(query + 4 * c, load_first_f32(source + 4 * c, min(16, width - c)))
+    for c in range(0, width, COLUMNS):
+        store_f32(totals + 4 * c, splat_f32(F32(0.0)))
+        store_f32(totals + 4 * c + 64, splat_f32(F32(0.0)))
+
+
+@helper
+def _score(rows, queries, line, width, panel, scores, pitch):
+    """Scores of all rows with the 32 keys of a panel."""
+    for c in range(0, width, SEGMENT):
+        product_panel(
+            rows, queries + 4 * c, line, panel + 4 * STEP * c, 4 * STEP, min(SEGMENT, width - c),
+            0, COLUMNS, scores, pitch, c == 0,
+        )  # fmt: skip
+
+
+@helper
+def _weigh(rows, probs, pitch, n, width, panel, totals, line):
+    """Adds n positions' values, from a panel, times their weights to the totals of all rows."""
+    for c in range(0, width, COLUMNS):
+        product_panel(
+            rows, probs, pitch, panel + 4 * STEP * c, 4 * COLUMNS, n, 0, COLUMNS, totals + 4 * c, line, False
+        )
+
+
+@helper
+def _divide(totals, total, width, target):
+    for c in range(0, width, 16):
+        value = div_f32(load_f32(totals + 4 * c), splat_f32(total))
+        store_first_f32(target + 4 * c, min(16, width - c), value)
+
+
 @kernel
 def many_kernel(args, lo, hi, thread):
     q, k_cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
@@ -99,68 +147,51 @@ def many_kernel(args, lo, hi, thread):
     v_cache, k_code, v_code, out = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
     n_together, pitch = ld_i64(args + 112), ld_i64(args + 120)
     work = ld_i64(args + 128) + thread * ld_i64(args + 136)
-    group, line = n_heads // n_kv_heads, (width + 31) // 32 * 128 + 64
-    n_rows = n_together * group
+    group, line = n_heads // n_kv_heads, line_of(width)
+    n_blocks, k_bytes, v_bytes = n_slots // STEP, STEP * width * size_of(k_code), width * size_of(v_code)
     spare, panel = work, work + 64 + line
     queries = panel + STEP * line
-    totals = queries + n_rows * line
-    sums = totals + n_rows * line
-    scores = sums + (4 * n_rows + 63) // 64 * 64
-    block_bytes, row_bytes = STEP * width * size_of(k_code), width * size_of(v_code)
+    totals = queries + n_together * group * line
+    sums = totals + n_together * group * line
+    scores = sums + (4 * n_together * group + 63) // 64 * 64
     for item in range(lo, hi):
-        head = item % n_kv_heads
-        t = item // n_kv_heads * n_together
+        head, t = item % n_kv_heads, item // n_kv_heads * n_together
         stop = min(t + n_together, n_tokens)
         while t < stop:
             n = _run_length(lanes, positions, t, stop)
-            place = ld_i32(lanes + 4 * t) * n_kv_heads + head
-            first_position, rows = ld_i32(positions + 4 * t), n * group
-            first, last = max(0, first_position - window + 1), first_position + n - 1
+            rows, place = n * group, ld_i32(lanes + 4 * t) * n_kv_heads + head
+            here = ld_i32(positions + 4 * t)
+            first, last = max(0, here - window + 1), here + n - 1
             base = first // STEP * STEP
             for r in range(rows):
-                source = q + 4 * width * ((t + r // group) * n_heads + head * group + r % group)
-                for c in range(0, width, 16):
-                    store_f32(queries + line * r + 4 * c, load_first_f32(source + 4 * c, min(16, width - c)))
-                    store_f32(totals + line * r + 4 * c, splat_f32(F32(0.0)))
-                if width % 32 and width % 32 <= 16:
-                    store_f32(totals + line * r + (width + 15) // 16 * 64, splat_f32(F32(0.0)))
-
+                source = q + _row(t, r, head, group, n_heads, width)
+                _begin(source, width, queries + line * r, totals + line * r)
             for step in range(base, last + 1, STEP):
-                source = k_cache + (place * (n_slots // STEP) + step // STEP % (n_slots // STEP)) * block_bytes
+                source = k_cache + (place * n_blocks + step // STEP % n_blocks) * k_bytes
                 _widen(source, STEP * width, k_code, panel, spare)
-                for c in range(0, width, SEGMENT):
-                    product_panel(
-                        rows, queries + 4 * c, line, panel + 4 * STEP * c, 4 * STEP, min(SEGMENT, width - c),
-                        0, COLUMNS, scores + 4 * (step - base), pitch, c == 0,
-                    )  # fmt: skip
-
+                _score(rows, queries, line, width, panel, scores + 4 * (step - base), pitch)
             for r in range(rows):
-                p = first_position + r // group
+                p, padded = here + r // group, last // STEP * STEP + STEP - base
                 begin = max(0, p - window + 1) - base
-                padded = last // STEP * STEP + STEP - base
                 st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, p + 1 - base, padded))
-
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
-                source = v_cache + (place * n_slots + begin % n_slots) * row_bytes
-                finite = _value_panel(source, row_bytes, end - begin, width, v_code, panel, spare)
-                for r in range(0, rows, rows if finite else 1):
-                    p = first_position + r // group
-                    a, b = (begin, end) if finite else (max(begin, p - window + 1), min(end, p + 1))
+                source = v_cache + (place * n_slots + begin % n_slots) * v_bytes
+                probs = scores + 4 * (begin - base)
+                if _value_panel(source, v_bytes, end - begin, width, v_code, panel, spare):
+                    _weigh(rows, probs, pitch, end - begin, width, panel, totals, line)
+                    continue
+                for r in range(rows):  # what a row does not see must not meet its zeros
+                    p = here + r // group
+                    a, b = max(begin, p - window + 1) - begin, min(end, p + 1) - begin
                     if a < b:
-                        for c in range(0, width, COLUMNS):
-                            product_panel(
-                                rows if finite else 1, scores + pitch * r + 4 * (a - base), pitch,
-                                panel + 4 * STEP * c + 4 * COLUMNS * (a - begin), 4 * COLUMNS, b - a, 0, COLUMNS,
-                                totals + line * r + 4 * c, line, False,
-                            )  # fmt: skip
-
+                        _weigh(
+                            1, probs + pitch * r + 4 * a, pitch, b - a, width, panel + 4 * COLUMNS * a,
+                            totals + line * r, line,
+                        )  # fmt: skip
             for r in range(rows):
-                target = out + 4 * width * ((t + r // group) * n_heads + head * group + r % group)
-                total = splat_f32(ld_f32(sums + 4 * r))
-                for c in range(0, width, 16):
-                    value = div_f32(load_f32(totals + line * r + 4 * c), total)
-                    store_first_f32(target + 4 * c, min(16, width - c), value)
+                target = out + _row(t, r, head, group, n_heads, width)
+                _divide(totals + line * r, ld_f32(sums + 4 * r), width, target)
             t += n
 
 
@@ -171,7 +202,7 @@ def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
     most = max(1, min(ROWS, SCORES_LIMIT // (4 * seen)) // group)
     together = max(1, min(most, -(-T * K // (ITEMS * n_threads))))
     pitch = 4 * ((seen + together) // STEP + 2) * STEP + 64
-    line = -(-H // 32) * 128 + 64
+    line = line_of.py_func(H)
     rows = together * group
     per_thread = 64 + (1 + STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
     per_thread = -(-per_thread // 64) * 64

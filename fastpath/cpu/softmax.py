@@ -1,8 +1,8 @@
 """Softmax of one row of scores, in place: exp(score - max) and its sum.  The division comes at the end.
 
-    arithmetic  the exact maximum; then 16 lanes by position, whose sums over steps of 32 positions are added
-                up, ascending; the lanes are joined in the order of simd.sum_f32.  A row that lies elsewhere,
-                beside other rows, sums the same numbers in the same order.
+arithmetic  the exact maximum; then 16 lanes by position, whose sums over steps of 32 positions are added
+            up, ascending; the lanes are joined in the order of simd.sum_f32.  A row that lies elsewhere,
+            beside other rows, sums the same numbers in the same order.
 """
 
 import numba

@@ -1,14 +1,13 @@
-"""Keys and values of a call into the cache.        definition: refimpl/ops/attention.py
+"""Keys and values of a call into the cache.      part of attention.py
 
-    work item   one token
-    arithmetic  one rounding to the cache's type, to nearest even
-    traffic     values: a row per head.  Keys: lane p % 32 of H rows of 32 positions, a line each.  The 32
-                positions of a block are written one after the other, so that in a prefill its lines stay in
-                the first cache; a decode step touches H lines, a few microseconds for all layers together.
+work item   one token
+arithmetic  one rounding to the cache's type, to nearest even
+traffic     values: a row per head.  Keys: lane p % 32 of H rows of 32 positions, a line each.  The 32
+            positions of a block are written one after the other, so that in a prefill its lines stay in
+            the first cache; a decode step touches H lines, a few microseconds for all layers together.
 """
 
-from fastpath.cpu import kv_types, threads
-from fastpath.cpu.buffers import address, integers, shaped, workspace
+from fastpath.cpu import kv_types
 from fastpath.cpu.kernel import helper, kernel
 from fastpath.cpu.kv_types import round_bf16, round_f16, store_u16
 from fastpath.cpu.simd import (
@@ -22,7 +21,6 @@ from fastpath.cpu.simd import (
 )
 
 STEP = 32  # positions of a block of keys
-GRAIN = 4  # tokens
 F16, BF16 = kv_types.F16.code, kv_types.BF16.code
 
 
@@ -53,7 +51,7 @@ def size_of(code):
 
 
 @kernel
-def _write_kv_kernel(args, lo, hi, thread):
+def write_kv_kernel(args, lo, hi, thread):
     k, v, k_cache, v_cache = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
     lanes, positions = ld_i64(args + 32), ld_i64(args + 40)
     n_slots, n_kv_heads, width = ld_i64(args + 48), ld_i64(args + 56), ld_i64(args + 64)
@@ -69,36 +67,3 @@ def _write_kv_kernel(args, lo, hi, thread):
             _store_row(k + source, width, k_code, k_cache + k_size * block, k_size * STEP, spare)
             row = first + slot * width
             _store_row(v + source, width, v_code, v_cache + v_size * row, v_size, spare)
-
-
-def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
-    T, K, H = k.shape
-    S = v_cache.shape[2]
-    k_type, v_type = check_cache(k_cache, v_cache, K, H, "write_kv")
-    k, v = shaped(k, (T, K, H), "write_kv: k"), shaped(v, (T, K, H), "write_kv: v")
-    lanes, positions = (
-        integers(seq_ids, (T,), "write_kv: seq_ids"),
-        integers(positions, (T,), "write_kv: positions"),
-    )
-    if T and not (0 <= lanes.min() and lanes.max() < len(k_cache) and positions.min() >= 0):
-        raise ValueError(
-            f"write_kv: lanes {lanes.min()}..{lanes.max()}, positions from {positions.min()}, but the cache "
-            f"has {len(k_cache)} lanes. Make it with more sequences"
-        )
-    n_threads = threads.num_threads()
-    args = (
-        address(k), address(v), address(k_cache), address(v_cache), address(lanes), address(positions),
-        S, K, H, k_type.code, v_type.code, workspace(64 * n_threads, "write_kv"),
-    )  # fmt: skip
-    threads.run(_write_kv_kernel, args, T, GRAIN, n_threads)
-
-
-def check_cache(k_cache, v_cache, K, H, where):
-    """The types of both arrays, if they have the shapes of a cache of K heads of size H."""
-    R, S = v_cache.shape[0], v_cache.shape[2]
-    if v_cache.shape != (R, K, S, H) or k_cache.shape != (R, K, S // STEP, H, STEP) or S % STEP:
-        raise ValueError(
-            f"{where}: k_cache {k_cache.shape}, v_cache {v_cache.shape}; expected [R, {K}, S/32, {H}, 32] "
-            f"and [R, {K}, S, {H}] with S a multiple of 32"
-        )
-    return kv_types.of(k_cache, f"{where}: k_cache"), kv_types.of(v_cache, f"{where}: v_cache")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-STEP = 32  # positions of a block of keys
+from refimpl.kv_types import STEP
 
 
 def write_kv(k, v, k_cache, v_cache, seq_ids, positions):

@@ -22,7 +22,7 @@ THIRD_PARTY = {
     "refimpl": {"numpy", "tokenizers", "jinja2"},  # the last two in frontend only
     "fastpath": {"numpy", "numba", "llvmlite"},
 }
-NOUNS = ("refimpl.config", "refimpl.tensors", "refimpl.batch", "refimpl.frontend")
+NOUNS = ("refimpl.config", "refimpl.tensors", "refimpl.batch", "refimpl.kv_types", "refimpl.frontend")
 FRONTEND_ONLY = {"tokenizers", "jinja2"}
 VERBS_ALLOWED = {"fastpath/backend.py": "refimpl.ops"}  # `--backend ref`
 NEVER = {"torch", "transformers", "gguf", "llama_cpp"}  # oracles are no part of what runs

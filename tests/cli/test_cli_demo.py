@@ -2,7 +2,7 @@
 
 import pytest
 
-import refimpl.cache
+import refimpl.kv_types
 from fastpath import repack
 from fastpath.cli.arguments import KV_TYPES
 from fastpath.cpu import packing
@@ -61,7 +61,7 @@ def test_other_types_are_refused(fault, kv_type):
 
 
 def test_the_types_are_those_of_the_cache():
-    assert {*KV_TYPES, "f64"} == {*refimpl.cache.KV_TYPES}
+    assert {*KV_TYPES, "f64"} == {*refimpl.kv_types.KV_TYPES}
 
 
 def test_memory_that_is_not_there(fault, twinpath, monkeypatch):

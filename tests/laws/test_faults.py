@@ -13,6 +13,7 @@ X = strategies.normal(RNG, 3, 64)
 W = strategies.weights(RNG, FORMATS["Q4_0"], 5, 64)
 STACK = strategies.weights(RNG, FORMATS["Q4_0"], 4, 5, 64)
 KV = strategies.kv_caches(*strategies.normal(RNG, 2, 2, 32, 1, 8))
+THREE_HEADS = strategies.kv_caches(*strategies.normal(RNG, 2, 1, 32, 3, 8))
 Q = strategies.normal(RNG, 1, 2, 8)
 ZERO = np.zeros(1, np.int32)
 
@@ -30,16 +31,21 @@ FAULTS = {
     "negative position": (lambda: cpu.attention(Q, *KV, ZERO, ZERO - 1, None), "positions -1"),
     "window": (lambda: cpu.attention(Q, *KV, ZERO, ZERO + 90, 33), "32 slots"),
     "integers in a cache": (
-        lambda: cpu.attention(Q, KV[0].astype(np.int8), KV[1], ZERO, ZERO, None), "k_cache: got int8"
+        lambda: cpu.attention(Q, KV[0].astype(np.int8), KV[1], ZERO, ZERO, None),
+        "k_cache: got int8",
     ),
     "layout of a cache": (
-        lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None), r"expected \[R, 1, S/32, 8, 32\]"
+        lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None),
+        r"expected \[R, 1, S/32, 8, 32\]",
     ),
     "cache of part of a block": (
-        lambda: cpu.attention(Q, KV[0], KV[1][:, :, :31], ZERO, ZERO, None), "S a multiple of 32"
+        lambda: cpu.attention(Q, KV[0], KV[1][:, :, :31], ZERO, ZERO, None),
+        "S a multiple of 32",
     ),
     "heads": (
-        lambda: cpu.attention(Q, *strategies.kv_caches(*strategies.normal(RNG, 2, 1, 32, 3, 8)), ZERO, ZERO, None),
+        lambda: cpu.attention(
+            Q, *strategies.kv_caches(*strategies.normal(RNG, 2, 1, 32, 3, 8)), ZERO, ZERO, None
+        ),
         "expected a multiple",
     ),
     "lane to write": (lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV, ZERO + 2, ZERO), "2 lanes"),
