@@ -3,6 +3,7 @@
 Read      work item: a piece of at most 1 MB     traffic: every byte once, nothing written
 Dot       work item: ROUNDS times 12 dot products of 64 bytes, in registers; no traffic
 Fma       the same of 16 float32
+Tiles     the same of tiles of 16 x 64 by 64 x 16 bytes, on CPUs with a matrix unit
 """
 
 import time
@@ -11,7 +12,7 @@ from dataclasses import fields, is_dataclass
 
 import numpy as np
 
-from fastpath.cpu import threads
+from fastpath.cpu import machine, threads
 from fastpath.cpu.buffers import address
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.simd import (
@@ -27,11 +28,12 @@ from fastpath.cpu.simd import (
     store_i32,
 )
 from fastpath.cpu.simd_dot import dot_spread
+from fastpath.cpu.tile import STATE, TILE, Tiles
 
 PIECE = 1 << 20
 LINE = 512  # bytes per round of the reading loop; tails are left out, and do not count
 ROUNDS = 1 << 16
-DOT_OPS, FMA_OPS = 12 * 128, 12 * 32  # of a round: multiplications and additions
+DOT_OPS, FMA_OPS, TILE_OPS = 12 * 128, 12 * 32, 6 * 2 * 16 * 64 * 16  # of a round: mul and add
 
 
 @kernel
@@ -80,6 +82,40 @@ def fma_peak(args, lo, hi, thread):
         store_f32(out, add_f32(first, add_f32(add_f32(add_f32(g, h), add_f32(i, j)), add_f32(k, l))))
 
 
+_unit = Tiles({tile: (16, 64) for tile in range(8)})
+_configure, _release, _load_a, _load_b, _store = (
+    _unit.configure(), _unit.release(), _unit.load(0), _unit.load(1), _unit.store(2),
+)  # fmt: skip
+_zero_2, _zero_3, _zero_4, _zero_5, _zero_6, _zero_7 = (_unit.zero(c) for c in range(2, 8))
+_dot_2, _dot_3, _dot_4, _dot_5, _dot_6, _dot_7 = (_unit.dot(c, 0, 1) for c in range(2, 8))
+
+
+@kernel
+def tile_peak(args, lo, hi, thread):
+    words, rounds = ld_i64(args), ld_i64(args + 16)
+    out = ld_i64(args + 8) + (TILE + STATE) * thread
+    state = out + TILE
+    _configure(state)
+    _load_a(state, words, 64)
+    _load_b(state, words, 64)
+    for _ in range(lo, hi):
+        _zero_2(state)
+        _zero_3(state)
+        _zero_4(state)
+        _zero_5(state)
+        _zero_6(state)
+        _zero_7(state)
+        for _ in range(rounds):
+            _dot_2(state)
+            _dot_3(state)
+            _dot_4(state)
+            _dot_5(state)
+            _dot_6(state)
+            _dot_7(state)
+        _store(state, out)
+    _release(state)
+
+
 class PlainRead:
     """Reads memory that is already there, such as a model's weights, on all threads."""
 
@@ -107,25 +143,28 @@ def _pieces(array: np.ndarray) -> Iterator[tuple[int, int]]:
             yield begin + offset, length
 
 
-def dot_ops_per_s(seconds: float = 0.1) -> float:
-    """int8 multiplications and additions of the kernels' own dot product, from registers, on all threads."""
+def int8_ops_per_s(seconds: float = 0.1) -> float:
+    """int8 multiplications and additions of the best instruction that the kernels use here, from registers,
+    on all threads."""
+    if machine.TILES == "registers":
+        return _peak(tile_peak, np.ones(TILE, np.int8), TILE_OPS, seconds)
     return _peak(dot_peak, np.arange(64, dtype=np.int8), DOT_OPS, seconds)
 
 
 def fma_ops_per_s(seconds: float = 0.1) -> float:
-    """The same of float32."""
+    """float32 multiplications and additions, likewise."""
     return _peak(fma_peak, np.full(32, 0.5, np.float32), FMA_OPS, seconds)
 
 
 def _peak(kernel, words: np.ndarray, ops_per_round: int, seconds: float) -> float:
     n_threads = threads.num_threads()
-    out = np.zeros((n_threads, 16), np.int32)
-    n_items = 4 * n_threads
+    out = np.zeros(n_threads * (TILE + STATE), np.uint8)
+    args, n_items = (address(words), address(out), ROUNDS), 4 * n_threads
     kernel.load()
     best, end = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < end:
         begin = time.perf_counter()
-        threads.run(kernel, (address(words), address(out)), n_items, 1, n_threads)
+        threads.run(kernel, args, n_items, 1, n_threads)
         best = max(best, n_items * ROUNDS * ops_per_round / (time.perf_counter() - begin))
     return best
 

@@ -51,7 +51,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
         is_packed=model.arena is not None,
         load_s=parts.seconds["file"] + parts.seconds.get("repack", 0.0),
         read_gb_s=statistics.median(samples) / 1e9,
-        peak_tops=rates.dot_ops_per_s() / 1e12,
+        peak_tops=rates.int8_ops_per_s() / 1e12,
         own_bytes=own_bytes(),
         peak_bytes=peak_bytes(),
         n_parity_cases=n_cases,
