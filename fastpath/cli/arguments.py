@@ -136,12 +136,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         default="int8",
         help="how linear layers see their input: rounded to int8 per block, or float32",
     )
-    group.add_argument(
-        "--kv-type",
-        type=kv_type,
-        metavar="T|K,V",
-        help=f"what keys and values are kept as: {', '.join(KV_TYPES)}; or one for each (default: f16)",
-    )
+    add_kv_type(group)
     group.add_argument(
         "--no-repack",
         action="store_true",
@@ -157,6 +152,17 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--chunk", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
+    )
+
+
+def add_kv_type(parser: Any) -> None:
+    parser.add_argument(
+        "--kv-type",
+        type=kv_type,
+        default=KV_TYPES[0],
+        metavar="T|K,V",
+        help=f"what keys and values are kept as: {', '.join(KV_TYPES)}; or one for each "
+        f"(default: {KV_TYPES[0]})",
     )
 
 

@@ -89,7 +89,6 @@ def _meta(args: argparse.Namespace, engine, ids: list[int]) -> dict[str, Any]:
         "activations": args.activations,
         "dtype": str(engine.cache.dtype),
         "kv_type": engine.kv_type,
-        "kv_type": engine.kv_type,
         "model": engine.model.path.name,
         "model_bytes": file.nbytes,
         "architecture": engine.model.config.architecture,
