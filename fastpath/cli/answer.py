@@ -36,6 +36,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
     n_compiled = prepare(args, engine, len(ids), "last", parts)
+    profile = _profile(args, engine)
     generation = generate(
         engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)
     )
@@ -52,7 +53,18 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         from fastpath.cli.stats import print_stats
 
         print_stats(args, engine, generation, parts, n_compiled)
+    if profile is not None:
+        say("\n" + profile.text())
     return status
+
+
+def _profile(args: argparse.Namespace, engine):
+    """What watches the engine for --profile."""
+    if not args.profile:
+        return None
+    from fastpath.bench.profile import Profile
+
+    return Profile(engine)
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

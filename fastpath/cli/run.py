@@ -29,6 +29,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print times, rates and memory to stderr at the end"
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print time, bytes and percent of limit per kind of op and layer to stderr at the end",
+    )
     _add_sampling(parser)
     arguments.add_engine(parser)
 

@@ -273,3 +273,20 @@ def test_parity_is_green_and_looks_at_every_format(paths, family):
     assert formats == {
         what.split(", ")[1] for what in looked_at if what.startswith(("linear", "expert_linear"))
     }
+
+
+# -- `--profile` of an answer
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_an_answer_is_profiled_and_not_changed(capsys, tmp_path, backend):
+    path = tiny.make(tmp_path / "tiny.gguf", "e2b", keys={"tokenizer.ggml.suppress_tokens": [1, 9, 16]})
+    words = ["--model", str(path), "--prompt", "the user", "--raw", "--max-tokens", "3", "--backend", backend]
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    assert main([*words, "--profile"]) == 0
+    said = capsys.readouterr()
+    assert said.out == plain
+    assert "calls of several tokens, ops called from Python" in said.err
+    assert ("one token, replayed" in said.err) == (backend == "cpu")
+    assert "| attention " in said.err and "| all " in said.err
