@@ -28,11 +28,12 @@ _VOID = ir.VoidType()
 class Tiles:
     def __init__(self, shapes):
         self.shapes = shapes
-        self.in_registers = machine.TILES == "registers"
 
     def _define(self, n_args, in_register, in_memory):
-        build = in_register if self.in_registers else in_memory
-        return define(types.void(*[types.intp] * n_args), lambda b, *args: build(b, *args) and None)
+        def build(b, *args):
+            (in_register if machine.TILES == "registers" else in_memory)(b, *args)
+
+        return define(types.void(*[types.intp] * n_args), build)
 
     def configure(self):
         """(state): tiles get their shapes; each thread does this before it uses them."""
