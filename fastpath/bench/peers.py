@@ -126,6 +126,7 @@ def main(words: Sequence[str] | None = None) -> int:
     wanted = [row for row in ROWS if row.name in args.rows]
     results = _load()
     if not args.only_write:
+        results["machine"] = _describe(args)
         files = _Files(Path(args.models) if args.models else None, keep=args.keep)
         for i, row in enumerate(wanted):
             _run_row(row, args, results, files)
@@ -218,6 +219,7 @@ def _run_row(row: Row, args: argparse.Namespace, results: Run, files: _Files) ->
             _run(ours, args.prefix)  # kernels are compiled
             is_first = False
         pair = {
+            "commit": _commit(),
             "llama.cpp": row.read_peer(*_run(theirs, args.prefix)),
             "ours": row.read_ours(*_run(ours, args.prefix)),
         }
@@ -313,7 +315,8 @@ HEAD = ("file", "what", "llama.cpp", "ours", "ratio", "at least", "", "% of plai
 def page(results: Run) -> str:
     from fastpath.bench.table import markdown
 
-    lines, commands, machine = [list(HEAD)], [], ""
+    lines: list[list[str]] = [list(HEAD)]
+    commands: list[str] = []
     for row in ROWS:
         kept = results["rows"].get(row.name, {})
         pairs = kept.get("pairs")
@@ -321,25 +324,9 @@ def page(results: Run) -> str:
             continue
         lines += [_line(row, figure, pairs) for figure in row.figures]
         commands += [f"{row.name}", *(f"    {kept['commands'][who]}" for who in ("llama.cpp", "ours"))]
-        machine = _machine(pairs) or machine
     missing = [f"- {name}: {kept['missing']}" for name, kept in results["rows"].items() if "missing" in kept]
-    return "\n".join(
-        (
-            "",
-            machine,
-            "",
-            markdown(lines, n_texts=2),
-            "",
-            *missing,
-            "",
-            "Commands:",
-            "",
-            "```",
-            *commands,
-            "```",
-            "",
-        )
-    )
+    table = [_machine(results), "", markdown(lines, n_texts=2), "", *missing]
+    return "\n".join(["", *table, "", "Commands:", "", "```", *commands, "```", ""])
 
 
 def _line(row: Row, figure: Figure, pairs: list[Run]) -> list[str]:
@@ -358,14 +345,46 @@ def _line(row: Row, figure: Figure, pairs: list[Run]) -> list[str]:
     return [f"{size.name} {recipe}", f"{figure.title}, {figure.unit}", *speeds, verdict, *percents]
 
 
-def _machine(pairs: list[Run]) -> str:
-    ours, theirs = pairs[-1]["ours"], pairs[-1]["llama.cpp"]
-    if "backends" not in ours:
+def _machine(results: Run) -> str:
+    """Of the latest run; rows keep the commit that they were measured at."""
+    m = results.get("machine")
+    if not m:
         return ""
+    pairs = [pair for row in results["rows"].values() for pair in row.get("pairs", ())]
+    counts = sorted({len(row["pairs"]) for row in results["rows"].values() if row.get("pairs")})
+    kernels = next((pair["ours"]["backends"] for pair in pairs if "backends" in pair["ours"]), "")
+    build = next((pair["llama.cpp"]["build"] for pair in pairs if "build" in pair["llama.cpp"]), "unknown")
+    commits = ", ".join(sorted({pair["commit"] for pair in pairs}))
     return (
-        f"Medians of {len(pairs)} runs in turn. Machine: {ours['cpu_info']}; ours: {ours['backends']}; "
-        f"llama.cpp: {theirs.get('build', 'unknown build')}."
+        f"Medians of {' to '.join(map(str, counts[:1] + counts[1:][-1:]))} runs in turn, {m['date']}. "
+        f"{m['cpu']}, {m['n_cpus']} CPUs, {m['memory_gb']:.0f} GB, {m['threads']} threads; ours: {kernels}, "
+        f"commit {commits}, Python {m['python']}, Numba {m['numba']}; llama.cpp: build {build}."
     )
+
+
+def _describe(args: argparse.Namespace) -> Run:
+    import datetime
+    import platform
+
+    import numba
+
+    from fastpath.bench.report import cpu_name
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_name(),
+        "n_cpus": os.cpu_count(),
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "threads": args.threads,
+        "python": platform.python_version(),
+        "numba": numba.__version__,
+    }
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
 
+import importlib.util
 import json
 import mmap
 import statistics
@@ -92,11 +93,14 @@ def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Eng
     )
 
 
+RATES = (("fastpath.bench.kernels", "kernel_rates"), ("fastpath.bench.attention", "attention_rates"))
+
+
 def print_kernel_rates(*, as_json: bool) -> int:
     """What single kernels reach, on memory that no cache holds."""
-    from fastpath.bench.attention import attention_rates
-    from fastpath.bench.kernels import kernel_rates
-
-    rates = [*kernel_rates(), *attention_rates()]
+    rates = []
+    for module, function in RATES:
+        if importlib.util.find_spec(module):
+            rates += getattr(importlib.import_module(module), function)()
     print(json.dumps([asdict(rate) for rate in rates], indent=2) if as_json else "\n".join(map(str, rates)))
     return 0

@@ -71,7 +71,8 @@ def test_pairs_are_run_in_turn_and_medians_are_written(stage):
     assert cells(page, "decode 64")[4:7] == ["2.25", "1.35", ""]
     assert "llama-bench -m e2b-q4_0.gguf -t 2 -r 1 -o json -p 512 -n 64" in page
     assert "python -m fastpath.cli bench -m e2b-q4_0.gguf --threads 2 -r 1 --json -p 512 -n 64" in page
-    assert "a CPU" in page and "abc" in page and str(peers.RESULTS.parent) not in page
+    assert "ours: CPU, vnni, commit" in page and "build abc" in page and "Medians of 3 runs" in page
+    assert "2 threads" in page and str(peers.RESULTS.parent) not in page
 
 
 def test_what_is_there_is_not_measured_again(stage):
