@@ -75,6 +75,22 @@ def test_token_by_token(eager, family, size):
         assert is_recorded(engine)
 
 
+@pytest.mark.parametrize(("family", "size"), KINDS)
+def test_packed_weights_and_any_number_of_tokens(eager, family, size):
+    """One row, few rows, and as many as have kernels of their own."""
+    model, ids, expected = eager(family, size)
+    engine, packed = engine_of(model), model.packed()
+    engine.model = packed
+    for n in (1, 2, 3, 4, 5, 6, 11, 16):
+        for start in (0, 3):
+            engine.reset()
+            if start:
+                engine.prefill(ids[:start])
+            got = engine.extend([(0, ids[start : start + n])], "all")
+            assert got.tobytes() == expected[start : start + n].tobytes(), (n, start)
+            assert is_recorded(engine, n)
+
+
 @pytest.mark.parametrize("kv_type", ["f32", "bf16", ("f16", "f32")])
 def test_every_type_of_cache(tiny_model, kv_type):
     model, ids = tiny_model("e4b", "block32"), tiny.prompt("e4b")[:20]
