@@ -20,11 +20,14 @@ from fastpath.cpu.simd import (
     i16x16,
     i32s,
     i32x16,
+    invoke,
     pointer,
     splat,
     undefined,
 )
 from fastpath.cpu.simd_dot import look_up, row_address, rows_of_tile
+
+HAS_BIT_MATRIX = machine.IS_X86 and {"gfni", "avx512f", "avx512bw"} <= machine.FEATURES
 
 
 class Lanes:
@@ -63,6 +66,25 @@ class Lanes:
 
     def __sub__(self, other):
         return self._by("sub", other)
+
+    def field(self, place, n, to=0, above=None):
+        """Of each byte the n bits from bit `place` (plus `above`, a value at run time), moved to bit `to`."""
+        mask = (1 << n) - 1 << to
+        if above is None and place == to:
+            return self & mask
+        if HAS_BIT_MATRIX:
+            rows = sum(1 << 8 * (7 - to - i) + place + i for i in range(n))
+            return self._by_bit_matrix(rows, above)
+        moved = self if above is None else (self.words >> self.b.trunc(above, I32)).bytes
+        return (moved >> place - to if place > to else moved << to - place) & mask
+
+    def _by_bit_matrix(self, rows, above):
+        """One instruction; byte 7 - i of the matrix says which bits make bit i."""
+        b = self.b
+        rows = I64(rows) if above is None else b.shl(I64(rows), above)
+        matrix = b.bitcast(splat(b, rows, 8), i8x64.ir)
+        args = [self.value, matrix, I8(0)]
+        return Lanes(b, invoke(b, "llvm.x86.vgf2p8affineqb.512", i8x64.ir, args))
 
     def plus_where(self, bits, value):
         """Bytes plus `value` where the byte of `bits` is not zero."""

@@ -4,8 +4,9 @@
     arithmetic  that of matmul.py: exact integers per block, one rounding chain per output; a lane is a weight
                 row, each unpacked register is multiplied as it is made, accumulators stay in registers
     traffic     weights are read once and never stored; activations come from the caches.  A core waits for
-                memory and computes in turn unless it asks for bytes early: each block prefetches the bytes
-                AHEAD of it, also those of the next group, so that reading never stops
+                memory and computes in turn unless it asks for bytes early: each block prefetches bytes far
+                ahead of it, also those of the next group, into the second-level cache and near ones into
+                the first, so that reading never stops
 
 Arguments, int64 words:
     matrices     weights, bytes of a matrix, bytes of a row, n_rows, n_cols
@@ -37,11 +38,10 @@ from fastpath.cpu.simd import (
     same,
     splat,
 )
-from fastpath.cpu.simd_dot import dot_pairs, dot_spread_at, prefetch
+from fastpath.cpu.simd_dot import FIRST_LEVEL, dot_pairs, dot_spread_at, prefetch
 
 MATVEC_ROWS = 4  # more rows of one matrix are cheaper through panels
-AHEAD_32 = 2048  # bytes between the block in work and the one that is asked for
-AHEAD_256 = 4096
+FAR, NEAR = 8192, 1024  # bytes between what is in work and what is asked for, into which cache
 ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
 
 
@@ -75,9 +75,11 @@ def _fma(b, x, y, z):
     return invoke(b, "llvm.fma.v16f32", f32x16.ir, [x, y, z])
 
 
-def _ask_for(b, block, first, n_bytes):
+def _ask_for(b, block, n_bytes):
+    """Of the next blocks, as many bytes as are read now: far ones from memory, near ones from that cache."""
     for line in range(0, n_bytes, 64):
-        prefetch(b, b.add(block, I64(first + line)))
+        prefetch(b, b.add(block, I64(FAR + line)))
+        prefetch(b, b.add(block, I64(NEAR + line)), FIRST_LEVEL)
 
 
 @intrinsic
@@ -138,7 +140,7 @@ def product_32(form, block_bytes):
     def codegen(context, b, signature, args):
         acc, block, number, q, scales, sums = args
         acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
-        _ask_for(b, block, AHEAD_32, 16 * block_bytes)
+        _ask_for(b, block, 16 * block_bytes)
         q, at = _at(b, q, b.shl(number, I64(5))), b.shl(number, I64(2))
         totals = [_load(b, total, I32) for total in _at(b, sums, at)]
         # two sums per row, so that an instruction need not wait for the one before it
@@ -247,7 +249,7 @@ def product_256(form, block_bytes):
         whole = [cgutils.alloca_once_value(b, same(i32x16, 0)) for _ in acc]
         with cgutils.for_range(b, I64(4), intp=I64) as loop:
             quarter = 4 * block_bytes
-            _ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), AHEAD_256, quarter)
+            _ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), quarter)
             _add_part(b, form, whole, packed, loop.index, q, sums, stack)
         for t, x_scale in enumerate(x_scales):
             scale = b.fmul(d.value, splat(b, x_scale, 16))

@@ -73,8 +73,8 @@ class PackedTensor:
         where, size, memory = self.name or "packed tensor", packed_bytes(self), self.memory
         if memory.dtype != np.uint8 or memory.shape != (size,) or address(memory) % ALIGNMENT:
             raise ValueError(
-                f"{where}: memory is {memory.dtype}{list(memory.shape)} at {address(memory):#x}, expected "
-                f"uint8[{size}] at a multiple of {ALIGNMENT} for {self.format.name} of shape {list(self.shape)}"
+                f"{where}: memory is {memory.dtype}{list(memory.shape)} at {address(memory):#x}, but "
+                f"{self.format.name} of shape {list(self.shape)} packs to uint8[{size}], aligned to {ALIGNMENT}"
             )
 
     @property

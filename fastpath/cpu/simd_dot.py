@@ -141,9 +141,11 @@ dot_spread = define(i32x16(i32x16, i8x64, types.intp), dot_spread_at)
 # -- 16 rows at once
 
 
-def prefetch(b, address):
-    # read, into the second-level cache (locality 2): the first one holds the panel
-    invoke(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address), I32(0), I32(2), I32(1)])
+SECOND_LEVEL, FIRST_LEVEL = 2, 3  # caches to prefetch into
+
+
+def prefetch(b, address, level=SECOND_LEVEL):
+    invoke(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address), I32(0), I32(level), I32(1)])
 
 
 def row_address(b, source, stride, last, r):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastpath.cpu.lanes import Fours
-from fastpath.cpu.simd import I32, I64
+from fastpath.cpu.simd import I64
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
 IQ4 = [level + 128 for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)]
@@ -66,8 +66,8 @@ def _nibbles(at):
 
     def columns(block):
         for g, bits in enumerate(block.bytes(at, 4)):
-            yield g, bits & 15
-            yield g + 4, bits >> 4
+            yield g, bits.field(0, 4)
+            yield g + 4, bits.field(4, 4)
 
     return columns
 
@@ -125,12 +125,12 @@ def _q2_k(block, part):
     half, at = _quarter(block, part)
     for k, bits in enumerate(block.moved(block.b.add(block.b.shl(half, I64(5)), at)).bytes(16, 4)):
         for s in range(4):
-            yield s, k, (bits >> 2 * s) & 3
+            yield s, k, bits.field(2 * s, 2)
 
 
 def _q2_k_scales(block):
     both = block.bytes(0, 4)
-    sc, mn = Fours([(x & 15).words for x in both]), Fours([(x >> 4).words for x in both])
+    sc, mn = (Fours([x.field(place, 4).words for x in both]) for place in (0, 4))
     return block.half(80), block.half(82), sc, mn
 
 
@@ -139,42 +139,40 @@ def _q3_k(block, part):
     half, at = _quarter(block, part)
     third = block.moved(at).bytes(0, 4)
     pairs = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(32, 4)
-    first = b.trunc(b.shl(half, I64(2)), I32)  # the bit of sub-block 0 in `third`
+    first = b.shl(half, I64(2))  # the bit of sub-block 0 in `third`
     for k, (top, bits) in enumerate(zip(third, pairs, strict=True)):
-        top = (top.words >> first).bytes
         for s in range(4):
-            yield s, k, ((bits >> 2 * s) & 3) | _bit_to(top, s, 2)
+            yield s, k, bits.field(2 * s, 2) | top.field(s, 1, 2, first)
 
 
 def _q3_k_scales(block):
     """16 low nibbles in 8 bytes, then their upper two bits in 4."""
     first, second, upper = (block.words(at).bytes for at in (96, 100, 104))
-    low = [first & 15, second & 15, first >> 4, second >> 4]
-    sc = Fours([(x | (_shifted(upper, 2 * i - 4) & 0x30)).words for i, x in enumerate(low)], 32)
+    low = [x.field(place, 4) for place in (0, 4) for x in (first, second)]
+    sc = Fours([(x | upper.field(2 * i, 2, 4)).words for i, x in enumerate(low)], 32)
     return block.half(108), None, sc, None
 
 
 def _q4_k(block, part):
     for k, bits in enumerate(block.moved(block.b.shl(part, I64(5))).bytes(16, 8)):
-        yield 0, k, bits & 15
-        yield 1, k, bits >> 4
+        yield 0, k, bits.field(0, 4)
+        yield 1, k, bits.field(4, 4)
 
 
 def _q5_k(block, part):
     b = block.b
-    bit = b.trunc(b.shl(part, I64(1)), I32)  # on top of the low nibbles; the next one on the high nibbles
+    bit = b.shl(part, I64(1))  # on top of the low nibbles; the next one on the high nibbles
     nibbles = block.moved(b.shl(part, I64(5))).bytes(48, 8)
     for k, (top, bits) in enumerate(zip(block.bytes(16, 8), nibbles, strict=True)):
-        top = (top.words >> bit).bytes
-        yield 0, k, (bits & 15) | _bit_to(top, 0, 4)
-        yield 1, k, (bits >> 4) | _bit_to(top, 1, 4)
+        yield 0, k, bits.field(0, 4) | top.field(0, 1, 4, bit)
+        yield 1, k, bits.field(4, 4) | top.field(1, 1, 4, bit)
 
 
 def _six_bit_scales(block):
     """The 16 bytes in front of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits."""
     firsts, seconds, lows = (block.words(at).bytes for at in (4, 8, 12))
-    sc = Fours([(firsts & 63).words, ((lows & 15) | ((firsts >> 2) & 0x30)).words])
-    mn = Fours([(seconds & 63).words, ((lows >> 4) | ((seconds >> 2) & 0x30)).words])
+    sc = Fours([firsts.field(0, 6).words, (lows.field(0, 4) | firsts.field(6, 2, 4)).words])
+    mn = Fours([seconds.field(0, 6).words, (lows.field(4, 4) | seconds.field(6, 2, 4)).words])
     return block.half(0), block.half(2), sc, mn
 
 
@@ -184,10 +182,10 @@ def _q6_k(block, part):
     low = block.moved(b.add(b.shl(half, I64(6)), at))
     upper = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(128, 4)
     for k, (first, second, top) in enumerate(zip(low.bytes(0, 4), low.bytes(32, 4), upper, strict=True)):
-        yield 0, k, (first & 15) | ((top << 4) & 0x30)
-        yield 1, k, (second & 15) | ((top << 2) & 0x30)
-        yield 2, k, (first >> 4) | (top & 0x30)
-        yield 3, k, (second >> 4) | ((top >> 2) & 0x30)
+        yield 0, k, first.field(0, 4) | top.field(0, 2, 4)
+        yield 1, k, second.field(0, 4) | top.field(2, 2, 4)
+        yield 2, k, first.field(4, 4) | top.field(4, 2, 4)
+        yield 3, k, second.field(4, 4) | top.field(6, 2, 4)
 
 
 def _q6_k_scales(block):
@@ -198,8 +196,8 @@ def _iq4_xs(block, part):
     moved = block.moved(block.b.shl(part, I64(5)))
     for s in range(2):
         for k, bits in enumerate(moved.bytes(8 + 16 * s, 4)):
-            yield s, k, (bits & 15).through(IQ4)
-            yield s, k + 4, (bits >> 4).through(IQ4)
+            yield s, k, bits.field(0, 4).through(IQ4)
+            yield s, k + 4, bits.field(4, 4).through(IQ4)
 
 
 def _iq4_xs_scales(block):
@@ -211,11 +209,6 @@ def _iq4_xs_scales(block):
 def _shifted(lanes, n):
     """To the right by n, which may be negative."""
     return lanes >> n if n >= 0 else lanes << -n
-
-
-def _bit_to(top, bit, place):
-    """That bit of each byte, moved to its place."""
-    return _shifted(top, bit - place) & (1 << place)
 
 
 Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0, True, True)
