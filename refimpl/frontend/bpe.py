@@ -67,9 +67,9 @@ def make_tables(ids: Mapping[str, int], merges: Sequence[str], unk: str | None) 
     found = np.fromiter(triples, np.int64, 3 * len(merges)).reshape(-1, 3)
     pairs = found[:, 0] << 32 | found[:, 1]
     order = np.argsort(pairs, kind="stable")
-    order = order[
-        np.append(pairs[order[1:]] != pairs[order[:-1]], [True] * (len(order) > 0))
-    ]  # the last counts
+    counts = np.ones(len(order), bool)  # of equal pairs the last one
+    counts[:-1] = pairs[order[1:]] != pairs[order[:-1]]
+    order = order[counts]
     characters = sorted((ord(text), i) for text, i in ids.items() if len(text) == 1)
     codes, code_ids = np.array(characters, np.int32).reshape(-1, 2).T
     unknown = _NONE if unk is None else ids[unk]

@@ -78,6 +78,11 @@ def test_of_equal_merges_the_last_counts():
     assert join("aba") == by_library(make_library(ids, merges, "<unk>"), "aba") == [0, 3]
 
 
+def test_without_merges_every_character_is_a_token():
+    ids = vocabulary(["a", "b", "<unk>"], set())
+    assert Bpe(make_tables(ids, [], "<unk>"), lambda: None).join("abxa") == [0, 1, 2, 0]
+
+
 @needs_real
 def test_real_vocabulary_as_by_the_library():
     merges = real_file().metadata["tokenizer.ggml.merges"]
