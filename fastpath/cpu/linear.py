@@ -26,7 +26,7 @@ from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
 from quant import QTensor
 
 DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there is no kernel for the format
-MIN_WORK = 1 << 17  # multiplications below which a second thread does not pay
+MIN_WORK = 1 << 17  # multiplications of the smallest piece: below that a second thread does not pay
 
 
 FLOAT_KERNELS = {"F32": dot_float.linear_f32, "F16": dot_float.linear_f16, "BF16": dot_float.linear_bf16}
@@ -120,12 +120,10 @@ def _launch(kernel, activation, weight, out, groups, words=(), first_column=0):
         *_memory_of(weight), M, C, *activation,
         address(out) + 4 * first_column, 4 * out.shape[-1], groups.n_groups, *groups.addresses, *words,
     )  # fmt: skip
-    n_threads = threads.num_threads()
     n_items = groups.n_groups * -(-M // 16)
     work_of_item = 16 * C * max(1, groups.n_entries // max(1, groups.n_groups))
-    # about eight pieces per thread, so that the last one is not waited for long
-    grain = max(MIN_WORK // work_of_item, n_items // (8 * n_threads), 1)
-    threads.run(kernel, args, n_items, grain, n_threads, label=weight.name or weight.format.name)
+    grain = max(1, MIN_WORK // work_of_item)
+    threads.run(kernel, args, n_items, grain, threads.num_threads(), label=weight.name or weight.format.name)
 
 
 def _memory_of(weight):

@@ -74,7 +74,7 @@ class PackedTensor:
         if memory.dtype != np.uint8 or memory.shape != (size,) or address(memory) % ALIGNMENT:
             raise ValueError(
                 f"{where}: memory is {memory.dtype}{list(memory.shape)} at {address(memory):#x}, but "
-                f"{self.format.name} of shape {list(self.shape)} packs to uint8[{size}], aligned to {ALIGNMENT}"
+                f"{self.format.name} {list(self.shape)} packs to uint8[{size}] at a multiple of {ALIGNMENT}"
             )
 
     @property
