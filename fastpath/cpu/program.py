@@ -50,6 +50,7 @@ class Program:
 
     def __init__(self):
         self.n_threads = threads.num_threads()
+        self._most = threads.MAX_THREADS  # that all steps have scratch memory for
         self.host_steps = []  # callables, run before the compiled steps
         self.workspaces = {}
         self._kept = []
@@ -65,7 +66,8 @@ class Program:
 
     # -- while recording
 
-    def append(self, kernel, args, n, grain, label):
+    def append(self, kernel, args, n, grain, n_threads, label):
+        self._most = min(self._most, n_threads)
         self._steps.append((kernel, args, n, grain))
         self._labels.append(label)
 
@@ -116,7 +118,7 @@ class Program:
         """Compute all steps.  Not twice at once, and not while somebody reads the results."""
         for step in self.host_steps:
             step()
-        threads.run_steps(self._address, len(self._steps), self.n_threads)
+        threads.run_steps(self._address, len(self._steps), self._most)
 
     def timed(self):
         """Replay and say how long each step took: Timings in order, those of the host steps first."""
@@ -125,7 +127,7 @@ class Program:
             step()
         middle = time.perf_counter()
         stamps = np.zeros(1 + len(self._steps), np.int64)
-        threads.run_steps(self._address, len(self._steps), self.n_threads, stamps.ctypes.data)
+        threads.run_steps(self._address, len(self._steps), self._most, stamps.ctypes.data)
         end = time.perf_counter()
         ticks = np.diff(stamps)
         seconds = ticks * ((end - middle) / max(1, stamps[-1] - stamps[0]))

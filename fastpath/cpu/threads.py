@@ -351,7 +351,7 @@ def run(kernel, args, n, grain=1, n_threads=MAX_THREADS, label=None):
     grain = max(1, grain)
     program = recording.current()
     if program is not None:
-        program.append(kernel, args, n, grain, label)
+        program.append(kernel, args, n, grain, n_threads, label)
         if program.is_dry:
             return
     try:

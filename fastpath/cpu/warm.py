@@ -25,7 +25,7 @@ class _DryRun:
         self.kernels = {}
         self.workspaces, self.host_steps = {}, []
 
-    def append(self, kernel, args, n, grain, label):
+    def append(self, kernel, args, n, grain, n_threads, label):
         self.kernels[kernel] = None
 
     def keep(self, array):

@@ -34,6 +34,13 @@ def _sum_kernel(args, lo, hi, thread):
         st_i64(out + 8 * i, total + i)
 
 
+@kernel
+def _thread_kernel(args, lo, hi, thread):
+    """seen[i] = who computes item i."""
+    for i in range(lo, hi):
+        st_i64(ld_i64(args) + 8 * i, thread)
+
+
 def _after(sizes):
     """What _sum_kernel leaves when it is run on these numbers of items, one step after the other."""
     x = np.arange(1, 4)
@@ -165,3 +172,17 @@ def test_groups_are_those_of_a_stable_sort(T, A, E, shares_rows, seed):
 
 def _numbers_at(at, n):
     return np.array((ctypes.c_int64 * n).from_address(at))
+
+
+def test_no_more_threads_than_scratch_was_made_for(n_threads):
+    """Somebody sets more threads while a program is recorded, or before it is replayed."""
+    n_threads(2)
+    seen = np.zeros(64, np.int64)
+    with program.record() as recorded:
+        threads.run(_thread_kernel, (address(seen),), 64, 1, threads.num_threads())
+        n_threads(6)
+        threads.run(_thread_kernel, (address(seen),), 64, 1, threads.num_threads())
+    for _ in range(30):
+        seen[:] = -1
+        recorded.replay()
+        assert set(seen) <= {0, 1}
