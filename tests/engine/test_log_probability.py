@@ -22,16 +22,26 @@ def definition():
     return model, texts, held_out.by_definition(model, texts)
 
 
-@pytest.mark.parametrize("activations", ["int8", "float"])
-@pytest.mark.parametrize("chunk", [200, 17], ids=["prefill", "decode"])
-def test_held_out_text_is_as_likely(activations, chunk):
+@pytest.mark.parametrize(
+    "activations, kv_type, chunk",
+    [
+        ("int8", "f16", 200),
+        ("int8", "f16", 17),  # the rest token by token
+        ("int8", "f32", 17),
+        ("float", "f32", 200),
+        ("float", "f16", 200),
+        ("float", "bf16", 200),
+    ],
+)
+def test_held_out_text_is_as_likely(activations, kv_type, chunk):
     model, texts, want = definition()
-    got = held_out.by_engine(Engine(model, fastpath.cpu, activations=activations), texts, chunk)
+    engine = Engine(model, fastpath.cpu, activations=activations, kv_type=kv_type)
+    got = held_out.by_engine(engine, texts, chunk)
     change = abs(got.mean() / want.mean() - 1)
     assert change <= tolerances.LOG_PROBABILITY_REL, f"{got.mean():.5f} against {want.mean():.5f}"
     rms = np.sqrt(np.mean((got - want) ** 2))
     print(f"mean {want.mean():.5f}, relative change {change:.1e}, RMS of a token's {rms:.1e}")
-    assert rms <= tolerances.LOG_PROBABILITY_RMS[activations], rms
+    assert rms <= tolerances.LOG_PROBABILITY_RMS["int8" if activations == "int8" else kv_type], rms
 
 
 def test_answers_are_near_certain():

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 import fastpath.cpu as cpu
+from fastpath.cpu import packing
 from quant import FORMATS, QTensor
 from tests import strategies
 
@@ -50,8 +51,18 @@ def bind(op, place, *args):
     return lambda: op(*(place(a) if isinstance(a, np.ndarray) else a for a in args))
 
 
-def placed(weight, place):
-    return QTensor(weight.format, weight.shape, place(weight.data), weight.name)
+def forms(weight, place):
+    """(name, weight) as in the file and as packed, each in its place."""
+    yield "rows", QTensor(weight.format, weight.shape, place(weight.data), weight.name)
+    memory = place(aligned(packing.packed_bytes(weight)))
+    packing.pack(weight, memory)
+    yield "packed", packing.PackedTensor(weight.format, weight.shape, memory, weight.name)
+
+
+def aligned(n_bytes):
+    """u8[n_bytes] of zeros at a multiple of packing.ALIGNMENT."""
+    memory = np.zeros(n_bytes + packing.ALIGNMENT, np.uint8)
+    return memory[-memory.ctypes.data % packing.ALIGNMENT :][:n_bytes]
 
 
 def products(name, place):
@@ -59,12 +70,14 @@ def products(name, place):
     # an odd number of blocks and of rows, and one group of 16 that is almost empty
     for kind, M, n_blocks in (("finite", 33, 9 if fmt.block_size < 256 else 3), ("extreme", 21, 3)):
         C = n_blocks * fmt.block_size if fmt.block_size > 1 else 77
-        weight = placed(matrix(rng, fmt, M, C, kind), place)
-        x = activations(rng, max(ROWS), C)
-        for mode in ("int8", "float"):
-            for T in ROWS if mode == "int8" else (1, 5):
-                call = partial(cpu.linear, activations=mode)
-                yield f"linear {name} {kind} {mode} {T} rows", bind(call, place, x[:T], weight)
+        weight, x = matrix(rng, fmt, M, C, kind), activations(rng, max(ROWS), C)
+        for form, w in forms(weight, place):
+            for T in ROWS:
+                call = partial(cpu.linear, activations="int8")
+                yield f"linear {name} {kind} {form} int8 {T} rows", bind(call, place, x[:T], w)
+        for T in (1, 5):
+            call = partial(cpu.linear, activations="float")
+            yield f"linear {name} {kind} float {T} rows", bind(call, place, x[:T], w)
 
 
 def matrix(rng, fmt, M, C, kind):
@@ -93,30 +106,43 @@ def activations(rng, T, C):
 
 def experts(name, place):
     rng = np.random.default_rng(7)
-    weight = placed(strategies.weights(rng, FORMATS[name], 5, 21, 256), place)
+    weight = strategies.weights(rng, FORMATS[name], 5, 21, 256)
     x, ids = strategies.normal(rng, 26, 256), rng.integers(0, 5, (26, 3)).astype(np.int32)
     ids[:19, 0] = 2  # one expert with many rows, others with few
-    for T in (1, 3, 26):
-        call = partial(cpu.expert_linear, activations="int8")
-        yield f"expert_linear {name} {T} rows", bind(call, place, x[:T], weight, ids[:T])
+    for form, w in forms(weight, place):
+        for T in (1, 3, 26):
+            call = partial(cpu.expert_linear, activations="int8")
+            yield f"expert_linear {name} {form} {T} rows", bind(call, place, x[:T], w, ids[:T])
 
 
 def attentions(place):
     rng = np.random.default_rng(8)
-    for H, K, G, S, window, *types in (
-        (256, 1, 8, 96, None, "f16", "f16"),
-        (512, 1, 2, 64, 40, "bf16", "f32"),
-        (40, 2, 1, 96, 33, "f32", "bf16"),
-        (6, 1, 3, 64, None, "f16", "f32"),
+    for H, K, G, S, window, k_type, v_type in (
+        (256, 1, 4, 96, None, "f16", "f16"),
+        (512, 1, 2, 64, 40, "bf16", "bf16"),
+        (256, 2, 2, 64, None, "f32", "f16"),
+        (40, 2, 1, 96, 33, "f32", "f32"),
+        (6, 1, 3, 64, None, "bf16", "f32"),
     ):
-        q = strategies.normal(rng, 24, K * G, H, scale=H**-0.5)
-        caches = strategies.kv_caches(*strategies.normal(rng, 2, 2, S, K, H), *types)
-        lanes = np.array([0] * 21 + [1] * 3, np.int32)
+        name = f"H {H} window {window} {k_type} {v_type}"
+        q = strategies.normal(rng, 40, K * G, H, scale=H**-0.5)
+        k, v = strategies.normal(rng, 2, S, K, H), strategies.normal(rng, 2, S, K, H)
+        caches = strategies.kv_caches(k, v, k_type, v_type)
+        lanes = np.array([0] * 37 + [1, 1, 1], np.int32)
         last = S - 1 if window is None else 3 * S
-        positions = np.array([*range(last - 20, last + 1), 0, 31, 32], np.int32)
-        for T in (1, 2, 9, 24):
+        positions = np.array([*range(last - 36, last + 1), 0, 31, 32], np.int32)
+        for T in (1, 2, 4, 40):
             arrays = (q[-T:], *caches, lanes[-T:], positions[-T:])
-            yield f"attention H {H} window {window} {T} rows", bind(cpu.attention, place, *arrays, window)
+            yield f"attention {name} {T} rows", bind(cpu.attention, place, *arrays, window)
+            rows = (k[0, :T], v[0, :T], *caches, np.zeros(T, np.int32), positions[:T])
+            yield f"write_kv {name} {T} rows", bind(partial(written, place), place, *rows)
+
+
+def written(place, k, v, k_cache, v_cache, seq_ids, positions):
+    """The caches after `write_kv`."""
+    k_cache, v_cache = place(k_cache.copy()), place(v_cache.copy())
+    cpu.write_kv(k, v, k_cache, v_cache, seq_ids, positions)
+    return k_cache, v_cache
 
 
 def others(place):
