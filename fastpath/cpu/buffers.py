@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from fastpath.cpu import recording
+from fastpath.cpu import pool, recording
 
 _local = threading.local()
 
@@ -74,7 +74,7 @@ def output(out, shape, where, dtype=np.float32, *, of_host=False):
     shape = tuple(shape)
     if out is None:
         program = recording.current()
-        return np.empty(shape, dtype) if program is None else program.array(shape, dtype, of_host)
+        return pool.empty(shape, dtype) if program is None else program.array(shape, dtype, of_host)
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
             f"{where}: out is {out.dtype}{list(out.shape)}, "
