@@ -160,7 +160,7 @@ def same(value):
     return ir.Constant(i32x16.ir, [value] * 16)
 
 
-def _widened(b, halves):
+def widened(b, halves):
     """float16 to float32, exactly: by the instruction if the CPU has one, by integer steps if not."""
     if "f16c" in machine.FEATURES or machine.IS_AARCH64:
         return b.fpext(b.bitcast(halves, ir.VectorType(ir.HalfType(), 16)), f32x16.ir)
@@ -194,7 +194,7 @@ class PackedBlock:
 
     def half(self, at):
         """A float16 as float32."""
-        return Lanes(self.b, _widened(self.b, self._load(at, i16x16.ir)))
+        return Lanes(self.b, widened(self.b, self._load(at, i16x16.ir)))
 
     def short(self, at):
         return Lanes(self.b, self.b.zext(self._load(at, i16x16.ir), i32x16.ir))
@@ -236,7 +236,7 @@ class RowsBlock:
         return [four.words.signed_byte(j) for four in self.bytes(at, n // 4) for j in range(4)]
 
     def half(self, at):
-        return Lanes(self.b, _widened(self.b, self._gather(at, I16)))
+        return Lanes(self.b, widened(self.b, self._gather(at, I16)))
 
     def short(self, at):
         return Lanes(self.b, self.b.zext(self._gather(at, I16), i32x16.ir))

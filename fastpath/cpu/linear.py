@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from fastpath.cpu import dot_float, matmul, matvec, recording, threads
-from fastpath.cpu.buffers import address, floats, output, workspace
+from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.grouping import Groups, group_by_expert
 from fastpath.cpu.matvec import MATVEC_ROWS
 from fastpath.cpu.packing import PackedTensor
@@ -29,15 +29,12 @@ DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there
 MIN_WORK = 1 << 17  # multiplications of the smallest piece: below that a second thread does not pay
 
 
-FLOAT_KERNELS = {"F32": dot_float.linear_f32, "F16": dot_float.linear_f16, "BF16": dot_float.linear_bf16}
-
-
 def kernels_for(format_name, activations):
     """The kernels that products with this format need (for warming up)."""
     if activations == "int8" and format_name in matvec.KERNELS:
         rounding = quantize_256 if format_name.endswith(("_K", "_XS")) else quantize_32
         return (rounding, matvec.KERNELS[format_name], *matmul.kernels_for(format_name))
-    return (FLOAT_KERNELS.get(format_name, dot_float.linear_f32),)
+    return (dot_float.KERNELS.get(format_name, dot_float.linear_f32),)
 
 
 def linear(x, weight, activations, *, out=None):
@@ -98,27 +95,18 @@ def _multiply(x, weight, activations, out, groups, T):
         return
     if is_packed:
         weight = weight.unpack() if weight.is_grouped else weight.as_rows()
-    if name in FLOAT_KERNELS:
-        _launch_float(FLOAT_KERNELS[name], x, weight, out, groups)
+    if name in dot_float.KERNELS:
+        _launch(dot_float.KERNELS[name], (address(x), 0, 0), weight, out, groups)
     else:
         _multiply_dequantized(x, weight, out, groups)
 
 
-def _scratch(per_thread):
-    return workspace(per_thread * threads.num_threads(), "dot"), per_thread
-
-
-def _launch_float(kernel, x, weight, out, groups, first_column=0):
-    words = _scratch(dot_float.scratch_bytes(weight.row_len))
-    _launch(kernel, (address(x), 0, 0), weight, out, groups, words, first_column)
-
-
-def _launch(kernel, activation, weight, out, groups, words=(), first_column=0):
-    """Run a kernel over all groups of 16 rows of the matrices in use; `words` are its own arguments."""
+def _launch(kernel, activation, weight, out, groups, first_column=0):
+    """Run a kernel over all groups of 16 rows of the matrices in use."""
     M, C = weight.shape[-2:]
     args = (
         *_memory_of(weight), M, C, *activation,
-        address(out) + 4 * first_column, 4 * out.shape[-1], groups.n_groups, *groups.addresses, *words,
+        address(out) + 4 * first_column, 4 * out.shape[-1], groups.n_groups, *groups.addresses,
     )  # fmt: skip
     n_items = groups.n_groups * -(-M // 16)
     work_of_item = 16 * C * max(1, groups.n_entries // max(1, groups.n_groups))
@@ -142,7 +130,7 @@ def _multiply_dequantized(x, weight, out, groups):
     if recording.current() is not None:
         raise recording.UnableError(
             f"{weight.name or 'weight'}: {weight.format.name} has no kernel and cannot be recorded, expected "
-            f"one of {', '.join((*matvec.KERNELS, *FLOAT_KERNELS))}. Run without replay"
+            f"one of {', '.join((*matvec.KERNELS, *dot_float.KERNELS))}. Run without replay"
         )
     M, C = weight.shape[-2:]
     n = groups.n_groups
@@ -157,7 +145,7 @@ def _multiply_dequantized(x, weight, out, groups):
         for start in range(0, M, step):
             numbers = part.take_rows(start, min(start + step, M)).dequantize()
             rows = QTensor.from_array(numbers, "F32", weight.name)
-            _launch_float(dot_float.linear_f32, x, rows, out, alone, start)
+            _launch(dot_float.linear_f32, (address(x), 0, 0), rows, out, alone, start)
 
 
 def _int64s(at, n):

@@ -48,14 +48,14 @@ ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activatio
 # -- pieces of kernels; `rows` tuples have one value per activation row, and say how many there are
 
 
-def _tuple(b, kind, values):
+def tuple_of(b, kind, values):
     result = ir.Constant(kind, ir.Undefined)
     for t, value in enumerate(values):
         result = b.insert_value(result, value, t)
     return result
 
 
-def _values(b, value):
+def values_of(b, value):
     return [b.extract_value(value, t) for t in range(value.type.count)]
 
 
@@ -94,7 +94,7 @@ def addresses(typingctx, rows, n, base, stride, count):
             entry = b.select(b.icmp_signed("<", I64(t), last), I64(t), last)
             row = _load(b, b.add(rows, b.shl(entry, I64(3))), I64)
             values.append(b.add(base, b.mul(row, stride)))
-        return _tuple(b, context.get_value_type(kind), values)
+        return tuple_of(b, context.get_value_type(kind), values)
 
     return kind(types.intp, types.intp, types.intp, types.intp, count), codegen
 
@@ -116,7 +116,7 @@ def put(typingctx, acc, targets, n):
 
     def codegen(context, b, signature, args):
         acc, targets, n = args
-        for value, target in zip(_values(b, acc), _values(b, targets), strict=True):
+        for value, target in zip(values_of(b, acc), values_of(b, targets), strict=True):
             whole = b.icmp_signed("==", n, I64(16))
             with b.if_else(whole) as (then, otherwise):
                 with then:
@@ -139,7 +139,7 @@ def product_32(form, block_bytes):
 
     def codegen(context, b, signature, args):
         acc, block, number, q, scales, sums = args
-        acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
+        acc, q, scales, sums = (values_of(b, value) for value in (acc, q, scales, sums))
         _ask_for(b, block, 16 * block_bytes)
         q, at = _at(b, q, b.shl(number, I64(5))), b.shl(number, I64(2))
         totals = [_load(b, total, I32) for total in _at(b, sums, at)]
@@ -157,7 +157,7 @@ def product_32(form, block_bytes):
             if minimum is not None:
                 total = splat(b, b.sitofp(totals[t], F32), 16)
                 acc[t] = _fma(b, total, b.fmul(minimum, x_scale), acc[t])
-        return _tuple(b, args[0].type, acc)
+        return tuple_of(b, args[0].type, acc)
 
     @intrinsic
     def product(typingctx, acc, block, number, q, scales, sums):
@@ -238,7 +238,7 @@ def product_256(form, block_bytes):
 
     def codegen(context, b, signature, args):
         acc, block, number, q, scales, sums = args
-        acc, q, scales, sums = (_values(b, value) for value in (acc, q, scales, sums))
+        acc, q, scales, sums = (values_of(b, value) for value in (acc, q, scales, sums))
         q, sums = _at(b, q, b.shl(number, I64(8))), _at(b, sums, b.shl(number, I64(6)))
         x_scales = [_load(b, address, F32) for address in _at(b, scales, b.shl(number, I64(2)))]
         stack = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(i32x16.ir, form.n_sub)), I64)
@@ -257,7 +257,7 @@ def product_256(form, block_bytes):
             if minima:
                 scale = b.fmul(dmin.value, splat(b, b.fneg(x_scale), 16))
                 acc[t] = _fma(b, _float(b, minima[t]), scale, acc[t])
-        return _tuple(b, args[0].type, acc)
+        return tuple_of(b, args[0].type, acc)
 
     @intrinsic
     def product(typingctx, acc, block, number, q, scales, sums):
@@ -270,11 +270,13 @@ def product_256(form, block_bytes):
 
 
 @inlined
-def _group(product, count, block, n_blocks, block_bytes, q, scales, sums, strides, rows, n_rows):
-    """acc f32[16] for as many rows of activations as `count` has values."""
-    q_rows = addresses(rows, n_rows, q, strides[0], count)
-    scale_rows = addresses(rows, n_rows, scales, strides[1], count)
-    sum_rows = addresses(rows, n_rows, sums, strides[2], count)
+def _group(product, count, block, n_blocks, block_size, block_bytes, n, x, rows, n_rows):
+    """f32[16] for as many rows of activations as `count` has values."""
+    q, scales, sums = x
+    n_cols = n_blocks * block_size
+    q_rows = addresses(rows, n_rows, q, n_cols, count)
+    scale_rows = addresses(rows, n_rows, scales, 4 * n_blocks, count)
+    sum_rows = addresses(rows, n_rows, sums, n_cols // 8 if block_size == 32 else n_cols // 4, count)
     acc = zeros(q_rows)
     for number in range(n_blocks):
         acc = product(acc, block, number, q_rows, scale_rows, sum_rows)
@@ -283,16 +285,15 @@ def _group(product, count, block, n_blocks, block_bytes, q, scales, sums, stride
 
 
 @inlined
-def each_group(args, lo, hi, thread, product, block_size, block_bytes):
+def each_group(args, lo, hi, thread, group, product, block_size, block_bytes):
     """The items lo .. hi-1.  More entries than MATVEC_ROWS take turns; each turn reads the weights again."""
     weights, matrix_bytes = ld_i64(args), ld_i64(args + 8)
-    n_rows, n_cols = ld_i64(args + 24), ld_i64(args + 32)
-    q, scale, sums = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
+    n_rows, nb = ld_i64(args + 24), ld_i64(args + 32) // block_size
+    x = (ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56))
     y, y_stride = ld_i64(args + 64), ld_i64(args + 72)
     matrices, starts = ld_i64(args + 88), ld_i64(args + 96)
     x_rows, out_rows = ld_i64(args + 104), ld_i64(args + 112)
-    n_groups, nb = (n_rows + 15) // 16, n_cols // block_size
-    strides = (n_cols, 4 * nb, n_cols // 8 if block_size == 32 else n_cols // 4)  # of q, scales, sums
+    n_groups = (n_rows + 15) // 16
     for item in range(lo, hi):
         used, g = item // n_groups, item % n_groups
         entry, stop = ld_i64(starts + 8 * used), ld_i64(starts + 8 * used + 8)
@@ -302,13 +303,13 @@ def each_group(args, lo, hi, thread, product, block_size, block_bytes):
             k = min(MATVEC_ROWS, stop - entry)
             rows, outs, at = x_rows + 8 * entry, out_rows + 8 * entry, y + 64 * g
             if k == 1:
-                one = _group(product, ONE, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                one = group(product, ONE, block, nb, block_size, block_bytes, n, x, rows, k)
                 put(one, addresses(outs, k, at, y_stride, ONE), n)
             elif k == 2:
-                two = _group(product, TWO, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                two = group(product, TWO, block, nb, block_size, block_bytes, n, x, rows, k)
                 put(two, addresses(outs, k, at, y_stride, TWO), n)
             else:
-                four = _group(product, FOUR, block, nb, block_bytes, q, scale, sums, strides, rows, k)
+                four = group(product, FOUR, block, nb, block_size, block_bytes, n, x, rows, k)
                 put(four, addresses(outs, k, at, y_stride, FOUR), n)
             entry += k
 
@@ -330,67 +331,67 @@ _iq4_xs = product_256(unpack.IQ4_XS, 136)
 
 @kernel
 def matvec_q4_0(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q4_0, 32, 18)
+    each_group(args, lo, hi, thread, _group, _q4_0, 32, 18)
 
 
 @kernel
 def matvec_q4_1(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q4_1, 32, 20)
+    each_group(args, lo, hi, thread, _group, _q4_1, 32, 20)
 
 
 @kernel
 def matvec_q5_0(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q5_0, 32, 22)
+    each_group(args, lo, hi, thread, _group, _q5_0, 32, 22)
 
 
 @kernel
 def matvec_q5_1(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q5_1, 32, 24)
+    each_group(args, lo, hi, thread, _group, _q5_1, 32, 24)
 
 
 @kernel
 def matvec_q8_0(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q8_0, 32, 34)
+    each_group(args, lo, hi, thread, _group, _q8_0, 32, 34)
 
 
 @kernel
 def matvec_iq4_nl(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _iq4_nl, 32, 18)
+    each_group(args, lo, hi, thread, _group, _iq4_nl, 32, 18)
 
 
 @kernel
 def matvec_mxfp4(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _mxfp4, 32, 17)
+    each_group(args, lo, hi, thread, _group, _mxfp4, 32, 17)
 
 
 @kernel
 def matvec_q2_k(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q2_k, 256, 84)
+    each_group(args, lo, hi, thread, _group, _q2_k, 256, 84)
 
 
 @kernel
 def matvec_q3_k(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q3_k, 256, 110)
+    each_group(args, lo, hi, thread, _group, _q3_k, 256, 110)
 
 
 @kernel
 def matvec_q4_k(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q4_k, 256, 144)
+    each_group(args, lo, hi, thread, _group, _q4_k, 256, 144)
 
 
 @kernel
 def matvec_q5_k(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q5_k, 256, 176)
+    each_group(args, lo, hi, thread, _group, _q5_k, 256, 176)
 
 
 @kernel
 def matvec_q6_k(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _q6_k, 256, 210)
+    each_group(args, lo, hi, thread, _group, _q6_k, 256, 210)
 
 
 @kernel
 def matvec_iq4_xs(args, lo, hi, thread):
-    each_group(args, lo, hi, thread, _iq4_xs, 256, 136)
+    each_group(args, lo, hi, thread, _group, _iq4_xs, 256, 136)
 
 
 KERNELS = {
