@@ -201,7 +201,7 @@ def _column(b, source, stride, last):
     return result
 
 
-def _sums(b, address):
+def sums_of_vectors(b, address):
     """16 vectors in memory -> their 16 sums, each added in the order of `sum_f32`."""
     rows = [b.load(pointer(b, address, 64 * r), typ=f32x16.ir, align=1) for r in range(16)]
     width = 16  # lanes that still belong to one row
@@ -216,6 +216,6 @@ def _sums(b, address):
     return rows[0]
 
 
-sums_f32 = define(f32x16(types.intp), _sums)
+sums_f32 = define(f32x16(types.intp), sums_of_vectors)
 tile = define(types.void(types.intp, types.intp, types.intp, types.intp), _tile)
 column = define(i32x16(types.intp, types.intp, types.intp), _column)
