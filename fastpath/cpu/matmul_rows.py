@@ -21,6 +21,7 @@ Arguments, int64 words:
 from llvmlite import ir
 from numba import types
 
+from fastpath.cpu import machine
 from fastpath.cpu.activations import first_of_tile, firsts_and_pairs, words_of_block
 from fastpath.cpu.kernel import helper, inlined, kernel
 from fastpath.cpu.panels import COLUMNS, GROUPS, MIN_PAIRS, MINIMA, PANEL, SCALES, SHAPES, SUB_SCALES
@@ -39,7 +40,9 @@ from fastpath.cpu.simd import (
 )
 from fastpath.cpu.simd_dot import dot_pairs, dot_u8s8, prefetch
 
-ROWS = 6  # of a tile: with GROUPS = 2, 12 accumulators of integers and 12 of numbers fit into 32 registers
+# Of a tile.  With GROUPS = 2, 12 accumulators of integers and 12 of numbers fit into 32 long registers; with
+# AVX2's 16 short ones 3 rows measured best.
+ROWS = 6 if machine.DOT == "avx512vnni" else 3
 
 ask_for = define(types.void(types.intp), prefetch)
 
@@ -55,10 +58,13 @@ def ask(ahead, n_bytes, stop, to_next):
 
 
 class _Tile:
-    """Pieces of code for R rows; a tuple of R * GROUPS vectors is ordered by row, then by group."""
+    """Pieces of code for R rows; a tuple of R * GROUPS vectors is ordered by row, then by group.
 
-    def __init__(self, R):
-        self.R, self.n = R, R * GROUPS
+    is_small    bytes of weights are below 128, which saves AVX2 half of its products
+    """
+
+    def __init__(self, R, is_small):
+        self.R, self.n, self.is_small = R, R * GROUPS, is_small
         self.floats, self.ints = types.UniTuple(f32x16, self.n), types.UniTuple(i32x16, self.n)
         self.load = define(self.floats(types.intp), self._load)
         self.store = define(types.void(types.intp, self.floats), self._store)
@@ -94,7 +100,7 @@ class _Tile:
                 q = self.word(b, x, k, r)
                 for g in range(GROUPS):
                     i = r * GROUPS + g
-                    dots[i] = dot_u8s8(b, dots[i], weights[g], b.bitcast(q, i8x64.ir))
+                    dots[i] = dot_u8s8(b, dots[i], weights[g], b.bitcast(q, i8x64.ir), self.is_small)
         return dots
 
     def pairs(self, b, sums, panel, x, n):
@@ -119,8 +125,8 @@ def vector(b, at, offset, vec):
     return b.load(pointer(b, at, offset), typ=vec.ir, align=64)
 
 
-def _rows_of_32(R, has_minima):
-    tile = _Tile(R)
+def _rows_of_32(R, is_small, has_minima):
+    tile = _Tile(R, is_small)
 
     def block(b, acc, columns, scales, x):
         acc, q, scale = tile.values(b, acc), b.add(x, _bytes(R)), b.add(x, _bytes(9 * R))
@@ -158,7 +164,7 @@ def _bytes(n, size=4):
 
 
 def _rows_of_256(R, shape):
-    tile, (n_firsts, n_pairs) = _Tile(R), firsts_and_pairs(shape)
+    tile, (n_firsts, n_pairs) = _Tile(R, shape.is_small), firsts_and_pairs(shape)
     width, run = shape.form.width, shape.run or shape.form.width
     has_minima, in_words = shape.has_minima, bool(shape.run)
 
@@ -241,8 +247,9 @@ def _each_tile(args, lo, hi, rows, block_bytes, per):
         ahead = rows(n, panel, source, n_blocks, target, ahead, per_panel, stop, to_next)
 
 
-_of_32 = _any_number_of(lambda R: _rows_of_32(R, False))
-_of_32_with_minima = _any_number_of(lambda R: _rows_of_32(R, True))
+_of_32 = _any_number_of(lambda R: _rows_of_32(R, False, False))
+_of_32_small = _any_number_of(lambda R: _rows_of_32(R, True, False))
+_of_32_with_minima = _any_number_of(lambda R: _rows_of_32(R, True, True))
 _of_q2_k = _any_number_of(lambda R: _rows_of_256(R, SHAPES["Q2_K"]))
 _of_q3_k = _any_number_of(lambda R: _rows_of_256(R, SHAPES["Q3_K"]))
 _of_q4_k = _any_number_of(lambda R: _rows_of_256(R, SHAPES["Q4_K"]))
@@ -258,6 +265,11 @@ _Q2_K, _Q3_K, _Q4_K, _Q5_K, _Q6_K, _IQ4_XS = (
 @kernel
 def rows_32(args, lo, hi, thread):
     _each_tile(args, lo, hi, _of_32, 40, 8)
+
+
+@kernel
+def rows_32_small(args, lo, hi, thread):
+    _each_tile(args, lo, hi, _of_32_small, 40, 8)
 
 
 @kernel
@@ -298,6 +310,8 @@ def rows_iq4_xs(args, lo, hi, thread):
 def product_kernel(name):
     """The kernel for a format."""
     shape = SHAPES[name]
+    if shape.is_32 and shape.has_minima:
+        return rows_32_with_minima
     if shape.is_32:
-        return rows_32_with_minima if shape.has_minima else rows_32
+        return rows_32_small if shape.is_small and machine.DOT not in ("avx512vnni", "avxvnni") else rows_32
     return globals()[f"rows_{name.lower()}"]

@@ -47,6 +47,11 @@ class Shape:
         return isinstance(self.form, unpack.Blocks32)
 
     @property
+    def is_small(self):
+        """All u are below 128."""
+        return self.form.offset < 128
+
+    @property
     def has_minima(self):
         return self.form.minimum is not None if self.is_32 else self.form.has_minima
 

@@ -97,23 +97,34 @@ def _vnni(b, name, element, acc, x, y):
     return invoke(b, symbol, acc.type, [acc, b.bitcast(x, parts), b.bitcast(y, parts)])
 
 
-def _vnni_halves(b, name, element, acc, x, y):
-    """As two halves, for CPUs with 256-bit vectors."""
+def _in_halves(b, step, acc, x, y):
+    """step(acc, x, y) on vectors of 256 bits, for CPUs that have no longer ones."""
     x, y = b.bitcast(x, i32x16.ir), b.bitcast(y, i32x16.ir)
     halves = [i32s(range(8)), i32s(range(8, 16))]
-    parts = [
-        _vnni(b, name, element, *(b.shuffle_vector(v, undefined(v.type), half) for v in (acc, x, y)))
-        for half in halves
-    ]
+    parts = [step(*(b.shuffle_vector(v, undefined(v.type), half) for v in (acc, x, y))) for half in halves]
     return b.shuffle_vector(*parts, i32s(range(16)))
 
 
-def dot_u8s8(b, acc, u, s):
-    """acc[l] += sum over j < 4 of u8[4l + j] * s8[4l + j]"""
+def _madd(b, acc, u, s, is_small):
+    """AVX2: sums of two products, which saturate at 16 bits, so that u has to be below 128 or exactly 128."""
+    as_bytes, as_words = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
+    u, s = b.bitcast(u, as_bytes), b.bitcast(s, as_bytes)
+    parts = [u] if is_small else [b.and_(u, ir.Constant(as_bytes, [mask] * 32)) for mask in (0x7F, -0x80)]
+    for part in parts:
+        pairs = invoke(b, "llvm.x86.avx2.pmadd.ub.sw", as_words, [part, s])
+        ones = ir.Constant(as_words, [1] * 16)
+        acc = b.add(acc, invoke(b, "llvm.x86.avx2.pmadd.wd", acc.type, [pairs, ones]))
+    return acc
+
+
+def dot_u8s8(b, acc, u, s, is_small=False):
+    """acc[l] += sum over j < 4 of u8[4l + j] * s8[4l + j]; is_small: all u are below 128"""
     if machine.DOT == "avx512vnni":
         return _vnni(b, "vpdpbusd", I8, acc, u, s)
     if machine.DOT == "avxvnni":
-        return _vnni_halves(b, "vpdpbusd", I8, acc, u, s)
+        return _in_halves(b, lambda *v: _vnni(b, "vpdpbusd", I8, *v), acc, u, s)
+    if machine.IS_X86 and "avx2" in machine.FEATURES:
+        return _in_halves(b, lambda *v: _madd(b, *v, is_small), acc, u, s)
     return _dot_words(b, acc, u, s)
 
 
@@ -122,7 +133,16 @@ def dot_pairs(b, acc, x, y):
     if machine.DOT == "avx512vnni":
         return _vnni(b, "vpdpwssd", I16, acc, x, y)
     if machine.DOT == "avxvnni":
-        return _vnni_halves(b, "vpdpwssd", I16, acc, x, y)
+        return _in_halves(b, lambda *v: _vnni(b, "vpdpwssd", I16, *v), acc, x, y)
+    if machine.IS_X86 and "avx2" in machine.FEATURES:
+        words = ir.VectorType(I16, 16)
+        return _in_halves(
+            b,
+            lambda acc, *v: b.add(
+                acc, invoke(b, "llvm.x86.avx2.pmadd.wd", acc.type, [b.bitcast(part, words) for part in v])
+            ),
+            acc, x, y,
+        )  # fmt: skip
     x, y = b.bitcast(x, i32x16.ir), b.bitcast(y, i32x16.ir)
     up = ir.Constant(i32x16.ir, [16] * 16)
     low = b.mul(b.ashr(b.shl(x, up), up), b.ashr(b.shl(y, up), up))
