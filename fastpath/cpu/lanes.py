@@ -73,18 +73,22 @@ class Lanes:
         if above is None and place == to:
             return self & mask
         if HAS_BIT_MATRIX:
-            rows = sum(1 << 8 * (7 - to - i) + place + i for i in range(n))
-            return self._by_bit_matrix(rows, above)
+            return self.gathered({to + i: place + i for i in range(n)}, above)
         moved = self if above is None else (self.words >> self.b.trunc(above, I32)).bytes
         return (moved >> place - to if place > to else moved << to - place) & mask
 
-    def _by_bit_matrix(self, rows, above):
-        """One instruction; byte 7 - i of the matrix says which bits make bit i."""
+    def gathered(self, sources, above=None):
+        """Bit i of each byte is its bit sources[i] (plus `above`), or 0.  One instruction, HAS_BIT_MATRIX."""
         b = self.b
-        rows = I64(rows) if above is None else b.shl(I64(rows), above)
+        rows = I64(sum(1 << 8 * (7 - bit) + source for bit, source in sources.items()))
+        rows = rows if above is None else b.shl(rows, above)
         matrix = b.bitcast(splat(b, rows, 8), i8x64.ir)
         args = [self.value, matrix, I8(0)]
         return Lanes(b, invoke(b, "llvm.x86.vgf2p8affineqb.512", i8x64.ir, args))
+
+    def where(self, mask, other):
+        """The bits of the mask, and elsewhere those of other lanes."""
+        return (self & mask) | (other & ~mask & 0xFF)
 
     def plus_where(self, bits, value):
         """Bytes plus `value` where the byte of `bits` is not zero."""

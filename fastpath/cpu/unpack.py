@@ -16,7 +16,7 @@ Scales are float32 lanes, one per row, and the small integer scales and minima o
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastpath.cpu.lanes import Fours
+from fastpath.cpu.lanes import HAS_BIT_MATRIX, Fours
 from fastpath.cpu.simd import I64
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
@@ -141,8 +141,17 @@ def _q3_k(block, part):
     pairs = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(32, 4)
     first = b.shl(half, I64(2))  # the bit of sub-block 0 in `third`
     for k, (top, bits) in enumerate(zip(third, pairs, strict=True)):
-        for s in range(4):
-            yield s, k, bits.field(2 * s, 2) | top.field(s, 1, 2, first)
+        yield from ((s, k, u) for s, u in enumerate(_with_third_bits(bits, top, first)))
+
+
+def _with_third_bits(bits, top, first):
+    """Four pairs of bits, each with one of the four bits of `top` from `first` on as its third."""
+    if not HAS_BIT_MATRIX:
+        return [bits.field(2 * s, 2) | top.field(s, 1, 2, first) for s in range(4)]
+    places = (2, 4, 6, 0)  # where none of the pairs lies that it belongs to
+    top = top.gathered({place: s for s, place in enumerate(places)}, first)
+    both = [bits.where(3 << 2 * s, top) for s in range(4)]
+    return [both[0] & 7] + [both[s].gathered({0: 2 * s, 1: 2 * s + 1, 2: places[s]}) for s in (1, 2, 3)]
 
 
 def _q3_k_scales(block):
