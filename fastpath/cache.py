@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refimpl.kv_types import STEP, dtypes_of
+from refimpl.kv_types import STEP, dtypes_of, shapes_of
 
 LINE, HUGE_PAGE = 64, 2 << 20  # bytes
 FIRST_SLOTS = 256  # a fresh cache; it doubles when a longer sequence comes
@@ -30,14 +30,15 @@ def cache_bytes(config, n_seqs: int, capacity: int, chunk: int, kv_type: KVType 
     """Bytes of a cache grown to `capacity` positions; the one formula for estimates and allocation."""
     slots = round_up(capacity, STEP)
     return sum(
-        sum(dtype.itemsize for dtype in dtypes_of(kv_type))
-        * n_seqs
-        * layer_slots(layer.window, slots, chunk)
-        * layer.n_kv_heads
-        * layer.head_dim
+        math.prod(shape) * dtype.itemsize
         for layer in config.layers
         if layer.owns_kv
+        for shape, dtype in zip(_shapes(layer, n_seqs, slots, chunk), dtypes_of(kv_type), strict=True)
     )
+
+
+def _shapes(layer, n_seqs: int, slots: int, chunk: int) -> tuple[tuple[int, ...], ...]:
+    return shapes_of(n_seqs, layer_slots(layer.window, slots, chunk), layer.n_kv_heads, layer.head_dim)
 
 
 class KVCache:
@@ -46,7 +47,7 @@ class KVCache:
         position p of lane r lives in slot s = p % S  of
 
             k[r, :, s // 32, :, s % 32]     k: [R, K, S/32, H, 32]
-            v[r, :, s]                      v: [R, K, S, H]
+            v[r, :, s // 32, :, s % 32]     v: [R, K, S/32, H/32, 32, 32]
 
     S is the same formula for both kinds (`layer_slots`). A line never wraps because S covers every position;
     a ring wraps only at its final size, so that growing is a copy of the front part for both.
@@ -69,10 +70,8 @@ class KVCache:
         self._pairs = {layer.index: self._allocate(layer) for layer in config.layers if layer.owns_kv}
 
     def _allocate(self, layer) -> tuple[np.ndarray, np.ndarray]:
-        slots = layer_slots(layer.window, self.slots, self.chunk)
-        R, K, H = self.n_seqs, layer.n_kv_heads, layer.head_dim
-        k_dtype, v_dtype = self.dtypes
-        return zeros((R, K, slots // STEP, H, STEP), k_dtype), zeros((R, K, slots, H), v_dtype)
+        k_shape, v_shape = _shapes(layer, self.n_seqs, self.slots, self.chunk)
+        return zeros(k_shape, self.dtypes[0]), zeros(v_shape, self.dtypes[1])
 
     def layer(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and values of layer `index`, its own ones only; callers pass `kv_from`."""
@@ -116,10 +115,11 @@ class KVCache:
 
     def _grow(self, layer) -> None:
         old_k, old_v = self._pairs[layer.index]
-        if layer_slots(layer.window, self.slots, self.chunk) == old_v.shape[2]:
+        n_blocks = old_k.shape[2]
+        if layer_slots(layer.window, self.slots, self.chunk) == n_blocks * STEP:
             return
         k, v = self._allocate(layer)
-        k[:, :, : old_k.shape[2]], v[:, :, : old_v.shape[2]] = old_k, old_v
+        k[:, :, :n_blocks], v[:, :, :n_blocks] = old_k, old_v
         self._pairs[layer.index] = k, v
 
     @property

@@ -1,14 +1,12 @@
 """KVCache: the keys and values of all tokens that later tokens can still see."""
 
-import math
-
 import numpy as np
 
-from refimpl.kv_types import STEP, dtypes_of
+from refimpl.kv_types import dtypes_of, shapes_of
 
 
 class KVCache:
-    """Keys [R, K, S/32, H, 32] and values [R, K, S, H] per layer that has its own, for R sequences.
+    """Keys and values per layer that has its own, for R sequences: arrays as in ops/attention.py.
 
     Layers that share keys have no storage: `layer(kv_from)` is that of their donor.
 
@@ -37,11 +35,8 @@ class KVCache:
                 n_slots = capacity
                 if ring and layer.window is not None:
                     n_slots = min(capacity, layer.window - 1 + chunk)
-                n_blocks, K, H = math.ceil(n_slots / STEP), layer.n_kv_heads, layer.head_dim
-                self._layers[layer.index] = (
-                    np.zeros((n_seqs, K, n_blocks, H, STEP), k_type),
-                    np.zeros((n_seqs, K, n_blocks * STEP, H), v_type),
-                )
+                shapes = shapes_of(n_seqs, n_slots, layer.n_kv_heads, layer.head_dim)
+                self._layers[layer.index] = tuple(map(np.zeros, shapes, (k_type, v_type)))
 
     def layer(self, i):
         """(k, v) of a layer that has its own."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from quant import FORMATS, QTensor
-from refimpl.kv_types import KV_TYPES
+from refimpl.kv_types import KV_TYPES, shapes_of
 
 NORMAL_FORMATS = [f.name for f in FORMATS.values() if f.name not in ("F64", "I8", "I16", "I32", "I64")]
 INTEGER_FORMATS = [f.name for f in FORMATS.values() if f.integer_parts is not None]
@@ -170,8 +170,7 @@ def rope(draw):
 def kv_caches(k, v, k_type="f32", v_type="f32"):
     """Caches (refimpl/ops/attention.py) with slot s of k[R, S, K, H] and v[R, S, K, H] in slot s."""
     R, S, K, H = k.shape
-    k_cache = np.zeros((R, K, S // 32, H, 32), KV_TYPES[k_type])
-    v_cache = np.zeros((R, K, S, H), KV_TYPES[v_type])
+    k_cache, v_cache = map(np.zeros, shapes_of(R, S, K, H), (KV_TYPES[k_type], KV_TYPES[v_type]))
     for lane in range(R):
         refimpl.ops.write_kv(k[lane], v[lane], k_cache, v_cache, np.full(S, lane), np.arange(S))
     return k_cache, v_cache
@@ -211,7 +210,7 @@ def attention(draw):
 @st.composite
 def write_kv(draw):
     rng, (k_cache, v_cache), lanes, _, _, (T, K, _, H) = draw(_cache())
-    S = v_cache.shape[2]
+    S = 32 * k_cache.shape[2]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)
     return {

@@ -12,8 +12,9 @@ from functools import partial
 import numpy as np
 
 from fastpath.backend import ops_for
-from fastpath.cache import STEP, zeros
+from fastpath.cache import zeros
 from quant import FORMATS, QTensor
+from refimpl.kv_types import shapes_of
 
 ROWS = (1, 3, 8, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
 BLOCKS = 64  # different ones in a matrix
@@ -192,7 +193,8 @@ def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
 
 def _empty(R, S, K, H, k_dtype, v_dtype):
     """Caches of S slots: refimpl/ops/attention.py."""
-    return zeros((R, K, S // STEP, H, STEP), k_dtype), zeros((R, K, S, H), v_dtype)
+    k_shape, v_shape = shapes_of(R, S, K, H)
+    return zeros(k_shape, k_dtype), zeros(v_shape, v_dtype)
 
 
 def _small_cases(rng) -> dict[str, dict]:

@@ -17,7 +17,8 @@ from fastpath.cpu import kv_types, threads
 from fastpath.cpu.attention_few import few_tokens
 from fastpath.cpu.attention_many import many_tokens
 from fastpath.cpu.buffers import address, floats, integers, output, shaped, workspace
-from fastpath.cpu.write_kv import STEP, write_kv_kernel
+from fastpath.cpu.write_kv import write_kv_kernel
+from refimpl.kv_types import COLUMNS, STEP, shapes_of
 
 FEW = 16  # tokens that are computed in three steps
 SCORES_LIMIT = 1 << 26  # bytes of scores beyond which they are computed like many
@@ -39,14 +40,14 @@ def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
     n_threads = threads.num_threads()
     args = (
         address(k), address(v), address(k_cache), address(v_cache), address(lanes), address(positions),
-        v_cache.shape[2], K, H, k_type.code, v_type.code, workspace(64 * n_threads, "write_kv"),
+        k_cache.shape[2] * STEP, K, H, k_type.code, v_type.code, workspace(64 * n_threads, "write_kv"),
     )  # fmt: skip
     threads.run(write_kv_kernel, args, T, GRAIN, n_threads)
 
 
 def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
     T, N, H = q.shape
-    R, K, S, _ = v_cache.shape
+    R, K, S = *k_cache.shape[:2], k_cache.shape[2] * STEP
     k_type, v_type = _types(k_cache, v_cache, K, H, "attention")
     if N % K:
         raise ValueError(f"attention: {N} query heads, {K} key heads; expected a multiple of those")
@@ -71,11 +72,11 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, *, out=None):
 
 def _types(k_cache, v_cache, K, H, where):
     """The types of both arrays, if they have the shapes of a cache of K heads of size H."""
-    R, S = v_cache.shape[0], v_cache.shape[2]
-    if v_cache.shape != (R, K, S, H) or k_cache.shape != (R, K, S // STEP, H, STEP) or S % STEP:
+    shapes = shapes_of(len(k_cache), k_cache.shape[2] * STEP, K, H)
+    if (k_cache.shape, v_cache.shape) != shapes:
         raise ValueError(
             f"{where}: k_cache {k_cache.shape}, v_cache {v_cache.shape}; expected [R, {K}, S/32, {H}, 32] "
-            f"and [R, {K}, S, {H}] with S a multiple of 32"
+            f"and [R, {K}, S/32, {-(-H // COLUMNS)}, 32, 32]. Make them by KVCache"
         )
     return kv_types.of(k_cache, f"{where}: k_cache"), kv_types.of(v_cache, f"{where}: v_cache")
 

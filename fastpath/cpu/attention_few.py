@@ -15,11 +15,7 @@ from fastpath.cpu import threads
 from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import inlined, kernel
 from fastpath.cpu.kv_product import (
-    COLUMNS,
     SEGMENT,
-    edge_bf16,
-    edge_f16,
-    edge_f32,
     product_bf16,
     product_f16,
     product_f32,
@@ -35,7 +31,7 @@ from fastpath.cpu.simd import (
     store_first_f32,
 )
 from fastpath.cpu.softmax import softmax
-from fastpath.cpu.write_kv import STEP
+from refimpl.kv_types import COLUMNS, STEP
 
 ITEMS = 8  # of a step, per thread, if there are so many
 AHEAD = 4096  # bytes of keys between reading and prefetching
@@ -61,7 +57,7 @@ def _scores(args, lo, hi, size, product):
                 for c in range(0, width, SEGMENT):
                     product(
                         group, q + 4 * (width * row + c), 4 * width,
-                        source + STEP * size * c, STEP * size, min(SEGMENT, width - c), AHEAD, COLUMNS,
+                        source + STEP * size * c, min(SEGMENT, width - c), AHEAD,
                         scores + pitch * row + 4 * STEP * block, pitch, c == 0,
                     )  # fmt: skip
 
@@ -94,13 +90,14 @@ def softmax_kernel(args, lo, hi, thread):
 
 
 @inlined
-def _values(args, lo, hi, thread, size, product, edge):
+def _values(args, lo, hi, thread, size, product):
     cache, lanes, positions = ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
     n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
     n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
     scores, pitch, sums, out = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
     n_columns, totals = ld_i64(args + 112), ld_i64(args + 120) + thread * ld_i64(args + 128)
-    group, row_bytes = n_heads // n_kv_heads, width * size
+    group, column_bytes = n_heads // n_kv_heads, STEP * COLUMNS * size
+    n_blocks, block_bytes = n_slots // STEP, (width + COLUMNS - 1) // COLUMNS * column_bytes
     n_pieces = (width + n_columns - 1) // n_columns
     for item in range(lo, hi):
         head, left = item // n_pieces, item % n_pieces * n_columns
@@ -109,24 +106,17 @@ def _values(args, lo, hi, thread, size, product, edge):
             last = ld_i32(positions + 4 * t)
             first = max(0, last - window + 1)
             base = first // STEP * STEP
-            values = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * n_slots * row_bytes
+            values = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * n_blocks * block_bytes
             row = t * n_heads + head * group
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
                 probs = scores + pitch * row + 4 * (begin - base)
-                source = values + begin % n_slots * row_bytes
+                source = values + step // STEP % n_blocks * block_bytes + COLUMNS * size * (begin - step)
                 for c in range(left, right, COLUMNS):
-                    target = totals + 4 * group * (c - left)
-                    if right - c >= COLUMNS:
-                        product(
-                            group, probs, pitch, source + size * c, row_bytes, end - begin,
-                            STEP * row_bytes, COLUMNS, target, 4 * COLUMNS, step == base,
-                        )  # fmt: skip
-                    else:
-                        edge(
-                            group, probs, pitch, source + size * c, row_bytes, end - begin,
-                            0, right - c, target, 4 * COLUMNS, step == base,
-                        )  # fmt: skip
+                    product(
+                        group, probs, pitch, source + c // COLUMNS * column_bytes, end - begin, block_bytes,
+                        totals + 4 * group * (c - left), 4 * COLUMNS, step == base,
+                    )  # fmt: skip
             for c in range(left, right, 16):
                 column = totals + 4 * group * ((c - left) // COLUMNS * COLUMNS) + c % COLUMNS * 4
                 for n in range(group):
@@ -138,17 +128,17 @@ def _values(args, lo, hi, thread, size, product, edge):
 
 @kernel
 def _values_f32(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 4, product_f32, edge_f32)
+    _values(args, lo, hi, thread, 4, product_f32)
 
 
 @kernel
 def _values_f16(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 2, product_f16, edge_f16)
+    _values(args, lo, hi, thread, 2, product_f16)
 
 
 @kernel
 def _values_bf16(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 2, product_bf16, edge_bf16)
+    _values(args, lo, hi, thread, 2, product_bf16)
 
 
 SCORES = {"f32": _scores_f32, "f16": _scores_f16, "bf16": _scores_bf16}

@@ -14,7 +14,7 @@ unless a value is infinite or no number: then the step is computed row by row, e
 from fastpath.cpu import kv_types, threads
 from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import helper, kernel
-from fastpath.cpu.kv_product import COLUMNS, SEGMENT, product_panel
+from fastpath.cpu.kv_product import SEGMENT, product_panel
 from fastpath.cpu.kv_types import load_bf16, load_f16
 from fastpath.cpu.simd import (
     abs_bits,
@@ -22,20 +22,19 @@ from fastpath.cpu.simd import (
     ld_f32,
     ld_i32,
     ld_i64,
-    ld_u16,
     load_f32,
     load_first_f32,
     max_i32,
     splat_f32,
     splat_i32,
     st_f32,
-    st_u16,
     store_f32,
     store_first_f32,
     top_i32,
 )
 from fastpath.cpu.softmax import F32, softmax
-from fastpath.cpu.write_kv import STEP, size_of
+from fastpath.cpu.write_kv import size_of
+from refimpl.kv_types import COLUMNS, STEP
 
 ROWS = 128  # of an item: with as many, widening costs a few percent of the products
 ITEMS = 4  # per thread, if there are so many tokens
@@ -45,21 +44,16 @@ INFINITY = 0x7F800000
 
 
 @helper
-def _widen(source, count, code, target, spare):
-    """`count` numbers as float32, with zeros up to a multiple of 32; returns the largest |bits|."""
+def _widen(source, count, code, target):
+    """`count` numbers, a multiple of 32, as float32; returns the largest |bits|."""
     top = splat_i32(0)
-    for c in range(0, (count + 31) // 32 * 32, 16):
-        n = count - c
-        if n >= 16 and code == F16:
+    for c in range(0, count, 16):
+        if code == F16:
             v = load_f16(source + 2 * c)
-        elif n >= 16 and code == BF16:
+        elif code == BF16:
             v = load_bf16(source + 2 * c)
-        elif code == F16 or code == BF16:
-            for l in range(16):
-                st_u16(spare + 2 * l, ld_u16(source + 2 * (c + l)) if l < n else 0)
-            v = load_f16(spare) if code == F16 else load_bf16(spare)
         else:
-            v = load_first_f32(source + 4 * c, min(16, max(0, n)))
+            v = load_f32(source + 4 * c)
         top = max_i32(top, abs_bits(v))
         store_f32(target + 4 * c, v)
     return top_i32(top)
@@ -68,7 +62,7 @@ def _widen(source, count, code, target, spare):
 @helper
 def line_of(width):
     """Bytes between rows of float32 in scratch: whole columns of 32, and no power of two."""
-    return (width + 31) // 32 * 128 + 64
+    return (width + COLUMNS - 1) // COLUMNS * COLUMNS * 4 + 64
 
 
 @helper
@@ -82,19 +76,6 @@ def _run_length(lanes, positions, t, stop):
     ):
         n += 1
     return n
-
-
-@helper
-def _value_panel(source, row_bytes, n, width, code, panel, spare):
-    """n rows of values as float32 [columns of 32][32 rows][32]; True if all are finite."""
-    line, top = spare + 64, 0
-    for i in range(n):
-        top = max(top, _widen(source + i * row_bytes, width, code, line, spare))
-        for c in range(0, width, COLUMNS):
-            target = panel + 4 * STEP * c + 4 * COLUMNS * i
-            store_f32(target, load_f32(line + 4 * c))
-            store_f32(target + 64, load_f32(line + 4 * c + 64))
-    return top < INFINITY
 
 
 @helper
@@ -118,18 +99,23 @@ def _score(rows, queries, line, width, panel, scores, pitch):
     """Scores of all rows with the 32 keys of a panel."""
     for c in range(0, width, SEGMENT):
         product_panel(
-            rows, queries + 4 * c, line, panel + 4 * STEP * c, 4 * STEP, min(SEGMENT, width - c),
-            0, COLUMNS, scores, pitch, c == 0,
-        )  # fmt: skip
+            rows,
+            queries + 4 * c,
+            line,
+            panel + 4 * STEP * c,
+            min(SEGMENT, width - c),
+            0,
+            scores,
+            pitch,
+            c == 0,
+        )
 
 
 @helper
 def _weigh(rows, probs, pitch, n, width, panel, totals, line):
     """Adds n positions' values, from a panel, times their weights to the totals of all rows."""
     for c in range(0, width, COLUMNS):
-        product_panel(
-            rows, probs, pitch, panel + 4 * STEP * c, 4 * COLUMNS, n, 0, COLUMNS, totals + 4 * c, line, False
-        )
+        product_panel(rows, probs, pitch, panel + 4 * STEP * c, n, 0, totals + 4 * c, line, False)
 
 
 @helper
@@ -148,9 +134,11 @@ def many_kernel(args, lo, hi, thread):
     n_together, pitch = ld_i64(args + 112), ld_i64(args + 120)
     work = ld_i64(args + 128) + thread * ld_i64(args + 136)
     group, line = n_heads // n_kv_heads, line_of(width)
-    n_blocks, k_bytes, v_bytes = n_slots // STEP, STEP * width * size_of(k_code), width * size_of(v_code)
-    spare, panel = work, work + 64 + line
-    queries = panel + STEP * line
+    padded = (width + COLUMNS - 1) // COLUMNS * COLUMNS
+    n_blocks, k_numbers, v_numbers = n_slots // STEP, STEP * width, STEP * padded  # in a block
+    k_bytes, v_bytes = k_numbers * size_of(k_code), v_numbers * size_of(v_code)
+    panel = work
+    queries = panel + 4 * v_numbers
     totals = queries + n_together * group * line
     sums = totals + n_together * group * line
     scores = sums + (4 * n_together * group + 63) // 64 * 64
@@ -168,25 +156,25 @@ def many_kernel(args, lo, hi, thread):
                 _begin(source, width, queries + line * r, totals + line * r)
             for step in range(base, last + 1, STEP):
                 source = k_cache + (place * n_blocks + step // STEP % n_blocks) * k_bytes
-                _widen(source, STEP * width, k_code, panel, spare)
+                _widen(source, k_numbers, k_code, panel)
                 _score(rows, queries, line, width, panel, scores + 4 * (step - base), pitch)
             for r in range(rows):
-                p, padded = here + r // group, last // STEP * STEP + STEP - base
+                p, n_scores = here + r // group, last // STEP * STEP + STEP - base
                 begin = max(0, p - window + 1) - base
-                st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, p + 1 - base, padded))
+                st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, p + 1 - base, n_scores))
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
-                source = v_cache + (place * n_slots + begin % n_slots) * v_bytes
-                probs = scores + 4 * (begin - base)
-                if _value_panel(source, v_bytes, end - begin, width, v_code, panel, spare):
-                    _weigh(rows, probs, pitch, end - begin, width, panel, totals, line)
+                source = v_cache + (place * n_blocks + step // STEP % n_blocks) * v_bytes
+                probs, seen = scores + 4 * (begin - base), panel + 4 * COLUMNS * (begin - step)
+                if _widen(source, v_numbers, v_code, panel) < INFINITY:
+                    _weigh(rows, probs, pitch, end - begin, width, seen, totals, line)
                     continue
                 for r in range(rows):  # what a row does not see must not meet its zeros
                     p = here + r // group
                     a, b = max(begin, p - window + 1) - begin, min(end, p + 1) - begin
                     if a < b:
                         _weigh(
-                            1, probs + pitch * r + 4 * a, pitch, b - a, width, panel + 4 * COLUMNS * a,
+                            1, probs + pitch * r + 4 * a, pitch, b - a, width, seen + 4 * COLUMNS * a,
                             totals + line * r, line,
                         )  # fmt: skip
             for r in range(rows):
@@ -204,7 +192,7 @@ def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
     pitch = 4 * ((seen + together) // STEP + 2) * STEP + 64
     line = line_of.py_func(H)
     rows = together * group
-    per_thread = 64 + (1 + STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
+    per_thread = (STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
     per_thread = -(-per_thread // 64) * 64
     args = (
         q, address(k_cache), lanes, positions, T, window, S, K, N, H, address(v_cache), k_type.code,

@@ -11,7 +11,7 @@ import numpy as np
 from llvmlite import ir
 
 from fastpath.cpu import machine
-from fastpath.cpu.simd import I32, _f16_to_f32, define, f32x16, i16x16, i32x16, invoke, pointer, same
+from fastpath.cpu.simd import _f16_to_f32, define, f32x16, i16x16, i32x16, pointer, same
 
 _HALVES = ir.VectorType(ir.HalfType(), 16)
 
@@ -28,16 +28,10 @@ class KVType:
     def size(self):
         return self.dtype.itemsize
 
-    def load(self, b, address, mask=None):
-        """LLVM value f32x16 of the 16 numbers at `address`; with a mask, 0.0 where it is false."""
+    def load(self, b, address):
+        """LLVM value f32x16 of the 16 numbers at `address`."""
         kind = f32x16.ir if self.size == 4 else i16x16.ir
-        if mask is None:
-            value = b.load(pointer(b, address), typ=kind, align=1)
-        else:
-            symbol = f"llvm.masked.load.v16{'f32' if self.size == 4 else 'i16'}.p0"
-            nothing = ir.Constant(kind, [0.0 if self.size == 4 else 0] * 16)
-            value = invoke(b, symbol, kind, [pointer(b, address), I32(self.size), mask, nothing])
-        return self.widen(b, value)
+        return self.widen(b, b.load(pointer(b, address), typ=kind, align=1))
 
     def widen(self, b, value):
         if self.name == "f32":

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from refimpl.kv_types import STEP
+from refimpl.kv_types import COLUMNS, STEP
 
 
 def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
@@ -10,21 +10,24 @@ def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
 
     Shapes:
         k, v       f[T, K, H]
-        k_cache    [R, K, S/32, H, 32]  written in place; slot s is [s // 32, :, s % 32]
-        v_cache    [R, K, S, H]         written in place
+        k_cache    [R, K, S/32, H, 32]         written in place; slot s is [s // 32, :, s % 32]
+        v_cache    [R, K, S/32, H/32, 32, 32]  written in place; slot s is [s // 32, :, s % 32, :]
         seq_ids    i[T]  lanes
         positions  i[T]
 
     Notes:
         One rule serves both kinds of cache.  While S exceeds every position it is a plain array; otherwise it
         is a ring, in which a sliding-window layer overwrites keys that no later query may see.
-        Keys lie transposed in blocks of 32 positions: a vector register then holds one component of 16
-        positions, and the sums of q·k for all of them need no sums across lanes.
+        Both lie in blocks of 32 positions.  Keys are transposed there: a vector register then holds one
+        component of 16 positions, and the sums of q·k for all of them need no sums across lanes.  Values are
+        cut into columns of 32 components, so that who computes some columns reads one piece per block.
         A cache may have a smaller type than the call (`narrow`).
     """
-    slots = positions % v_cache.shape[2]
-    k_cache[seq_ids, :, slots // STEP, :, slots % STEP] = narrow(k, k_cache.dtype)
-    v_cache[seq_ids, :, slots] = narrow(v, v_cache.dtype)
+    T, K, H = k.shape
+    blocks, places = np.divmod(positions % (k_cache.shape[2] * STEP), STEP)
+    k_cache[seq_ids, :, blocks, :, places] = narrow(k, k_cache.dtype)
+    padded = np.pad(v, ((0, 0), (0, 0), (0, -H % COLUMNS)))
+    v_cache[seq_ids, :, blocks, :, places] = narrow(padded, v_cache.dtype).reshape(T, K, -1, COLUMNS)
 
 
 def attention(q, k_cache, v_cache, seq_ids, positions, window):
@@ -34,13 +37,13 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         over positions s with  max(0, p - window + 1) <= s <= p,                p = positions[t]
 
     Shapes:
-        q          f[T, N, H]           rotated queries
-        k_cache    [R, K, S/32, H, 32]  the call's own keys and values are already in it
-        v_cache    [R, K, S, H]
+        q          f[T, N, H]                  rotated queries
+        k_cache    [R, K, S/32, H, 32]         the call's own keys and values are already in it
+        v_cache    [R, K, S/32, H/32, 32, 32]
         seq_ids    i[T]
         positions  i[T]
-        window     int | None           positions that a query sees, its own included; None: all, in a
-                                        global layer
+        window     int | None                  positions that a query sees, its own included; None: all, in
+                                               a global layer
     Returns:
         f[T, N, H]
 
@@ -56,15 +59,17 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         ascending; one division at the end.
     """
     T, N, H = q.shape
-    _, K, S, _ = v_cache.shape
+    _, K, n_blocks, _, _ = k_cache.shape
+    S = n_blocks * STEP
     out = np.empty_like(q)
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
         assert p - first < S, f"position {p} sees {p - first + 1} keys, the cache holds {S}"
-        slots = np.arange(first, p + 1) % S
-        k = widen(k_cache[seq_ids[t], :, slots // STEP, :, slots % STEP], q.dtype)  # [keys, K, H]
-        v = widen(v_cache[seq_ids[t], :, slots], q.dtype)
+        blocks, places = np.divmod(np.arange(first, p + 1) % S, STEP)
+        k = widen(k_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H]
+        v = widen(v_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H/32, 32]
+        v = v.reshape(len(v), K, -1)[..., :H]
         scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)

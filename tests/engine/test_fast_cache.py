@@ -81,21 +81,20 @@ def test_arrays_begin_at_a_cache_line():
 
 def test_growing_doubles_keeps_what_is_there_and_stops_at_the_capacity():
     cache = KVCache(config(layer(0, 8), layer(1)), 1, 1000, 300)
-    assert [pair[1].shape[2] for pair in (cache.layer(0), cache.layer(1))] == [256, 256]
+    assert [pair[1].shape[2] for pair in (cache.layer(0), cache.layer(1))] == [8, 8]
     for i in (0, 1):
         k, v = cache.layer(i)
-        v[:] = np.arange(256, dtype=np.float32)[:, None] + i
-        k[:] = v[0, 0, :, 0].reshape(8, 1, 32)
+        k[:] = np.arange(256, dtype=np.float32).reshape(8, 1, 32) + i
+        v[:] = np.arange(256, dtype=np.float32).reshape(8, 1, 32, 1) + i
     cache.reserve(256)
     assert cache.n_growths == 0
     cache.reserve(257)
-    assert cache.layer(0)[1].shape[2] == 320  # 7 + 300, in steps of 32
-    assert cache.layer(0)[0].shape[2] == 10
-    assert cache.layer(1)[1].shape[2] == 512
-    assert (cache.layer(1)[1][0, 0, :256, 0] == np.arange(256) + 1).all()
-    assert (cache.layer(0)[1][0, 0, :256, 3] == np.arange(256)).all()
+    assert [array.shape[2] for array in cache.layer(0)] == [10, 10]  # 7 + 300, in steps of 32
+    assert [array.shape[2] for array in cache.layer(1)] == [16, 16]
+    assert (cache.layer(1)[1][0, 0, :8, 0, :, 0].ravel() == np.arange(256) + 1).all()
+    assert (cache.layer(0)[1][0, 0, :8, 0, :, 3].ravel() == np.arange(256)).all()
     assert (cache.layer(1)[0][0, 0, :8, 2].ravel() == np.arange(256) + 1).all()
     cache.reserve(1000)
-    assert cache.layer(1)[1].shape[2] == 1024 and cache.n_growths == 2
+    assert cache.layer(1)[1].shape[2] == 32 and cache.n_growths == 2
     with pytest.raises(AssertionError):
         cache.reserve(1001)

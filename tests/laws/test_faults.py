@@ -36,11 +36,11 @@ FAULTS = {
     ),
     "layout of a cache": (
         lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None),
-        r"expected \[R, 1, S/32, 8, 32\]",
+        r"expected .R, 1, S/32, 8, 32.",
     ),
     "cache of part of a block": (
-        lambda: cpu.attention(Q, KV[0], KV[1][:, :, :31], ZERO, ZERO, None),
-        "S a multiple of 32",
+        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], ZERO, ZERO, None),
+        r"expected .*1, 32, 32\]",
     ),
     "heads": (
         lambda: cpu.attention(

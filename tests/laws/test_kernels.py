@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fastpath.cpu as cpu
 from fastpath.cpu import threads
 from quant import FORMATS
+from refimpl.kv_types import shapes_of
 from tests import strategies
 
 BY_ROW = {  # op: arguments that have a row per token
@@ -107,7 +108,13 @@ def test_many_callers_at_once():
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 90), st.integers(0, 200), st.integers(1, 100), st.sampled_from([6, 32, 72]), st.sampled_from([np.float16, np.float32]))
+@given(
+    st.integers(1, 90),
+    st.integers(0, 200),
+    st.integers(1, 100),
+    st.sampled_from([6, 32, 72]),
+    st.sampled_from([np.float16, np.float32]),
+)
 def test_attention_does_not_see_the_ring(window, p, more_slots, H, t):
     """Keys of the same positions in rings of different sizes, or in no ring: same bytes."""
     rng = np.random.default_rng(p)
@@ -116,7 +123,7 @@ def test_attention_does_not_see_the_ring(window, p, more_slots, H, t):
     results = set()
     for S in (min(window, p + 1), window + more_slots, p + 1 + more_slots):
         S = -(-S // 32) * 32
-        k_cache, v_cache = np.full((2, 1, S // 32, H, 32), np.nan, t), np.full((2, 1, S, H), np.nan, t)
+        k_cache, v_cache = (np.full(shape, np.nan, t) for shape in shapes_of(2, S, 1, H))
         for position in range(p + 1):
             at = np.array([position])
             cpu.write_kv(keys[at], values[at], k_cache, v_cache, np.array([1]), at)

@@ -11,6 +11,7 @@ import pytest
 
 from quant import QTensor
 from refimpl import ops
+from refimpl.kv_types import shapes_of
 from tests import tolerances
 
 RNG = np.random.default_rng(7)
@@ -39,7 +40,7 @@ def cases(dtype):
 
     ids, pos, lanes = np.array([[0, 2], [1, 0]]), np.array([3, 4]), np.zeros(2, np.int32)
     cos, sin = ops.rope_table(pos, np.array([1.0, 0.1]))
-    cache = x(1, 1, 1, 4, 32), x(1, 1, 32, 4)
+    cache = x(1, 1, 1, 4, 32), x(1, 1, 1, 1, 32, 32)
     return {
         "add": ops.add(x(2, 3), x(2, 3)),
         "attention": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3),
@@ -138,7 +139,7 @@ def test_rope_keeps_lengths_and_sees_distances_only():
 
 
 def empty_cache(R, S, K, H, dtype=np.float64):
-    return np.full((R, K, S // 32, H, 32), np.nan, dtype), np.full((R, K, S, H), np.nan, dtype)
+    return tuple(np.full(shape, np.nan, dtype) for shape in shapes_of(R, S, K, H))
 
 
 def filled_cache(n, S, K=2, H=4, lanes=1):
@@ -175,7 +176,7 @@ def test_window_counts_the_query_itself():
 
     before = run()
     caches[0][0, :, 0, :, 0] += 1
-    caches[1][0, :, 0] += 1
+    caches[1][0, :, 0, :, 0] += 1
     assert [not np.array_equal(a, b) for a, b in zip(before, run())] == [True, True, False, False]
 
 
@@ -198,15 +199,16 @@ def test_lanes_are_apart():
     k, v, caches = filled_cache(3, 32, lanes=3)
     keys, values = caches
     assert np.isnan(keys[:2]).all() and np.isnan(values[:2]).all()
-    assert np.isnan(keys[2, ..., 3:]).all() and np.isnan(values[2, :, 3:]).all()
+    assert np.isnan(keys[2, ..., 3:]).all() and np.isnan(values[2, ..., 3:, :]).all()
     np.testing.assert_array_equal(keys[2, :, 0, :, :3], k.transpose(1, 2, 0))
-    np.testing.assert_array_equal(values[2, :, :3], v.transpose(1, 0, 2))
+    np.testing.assert_array_equal(values[2, :, 0, 0, :3, :4], v.transpose(1, 0, 2))
+    assert (values[2, :, 0, 0, :3, 4:] == 0).all()  # what 4 components lack to 32
 
 
 def test_scores_are_not_scaled():
     """Known fault A15: two keys, q·k = 1 and 0: the weights are e/(e+1) and 1/(e+1), whatever H is."""
-    caches = np.zeros((1, 1, 1, 16, 32)), np.zeros((1, 1, 32, 16))
-    caches[0][0, 0, 0, 0, 0] = caches[1][0, 0, 0, 0] = 1
+    caches = np.zeros((1, 1, 1, 16, 32)), np.zeros((1, 1, 1, 1, 32, 32))
+    caches[0][0, 0, 0, 0, 0] = caches[1][0, 0, 0, 0, 0, 0] = 1
     q = np.zeros((1, 1, 16))
     q[0, 0, 0] = 1
     got = ops.attention(q, *caches, np.array([0]), np.array([1]), None)
