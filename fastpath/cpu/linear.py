@@ -3,7 +3,7 @@
 Wrappers choose the kernel of the format and of the number of rows, round the activations once, and say which
 rows meet which matrix:
 
-    packed weights, up to MATVEC_ROWS rows     matvec.py
+    packed weights, up to MATVEC_ROWS rows     matvec.py (of experts: on average, if all are chosen alike)
     more rows, and weights as in the file      matmul.py
     plain numbers                              dot_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow
@@ -86,7 +86,8 @@ def _multiply(x, weight, activations, out, groups, T):
         raise ValueError(f"activations: got {activations!r}, expected 'int8' or 'float'. Choose one of them")
     name, is_packed = weight.format.name, isinstance(weight, PackedTensor)
     if activations == "int8" and name in matvec.KERNELS:
-        if is_packed and T <= MATVEC_ROWS:
+        n_matrices = 1 if weight.ndim == 2 else weight.shape[0]
+        if is_packed and groups.n_entries <= MATVEC_ROWS * n_matrices:
             activation = quantize(x, weight.format.block_size)
             _launch(matvec.KERNELS[name], activation, weight, out, groups)
         else:
