@@ -33,7 +33,7 @@ from fastpath.cpu.simd import (
 from fastpath.cpu.softmax import softmax
 from refimpl.kv_types import COLUMNS, STEP
 
-ITEMS = 8  # of a step, per thread, if there are so many
+ITEMS = 4  # of a step, per thread, if there are so many
 AHEAD = 4096  # bytes of keys between reading and prefetching
 
 
