@@ -72,26 +72,31 @@ def _own(features):
     return "neon" if IS_AARCH64 else "generic"
 
 
+def _available(own, features):
+    """The sets that can run here, best first."""
+    x86 = [name for name in _X86_SETS if not _lacks(name, features)] if IS_X86 else []
+    return (*(x86 or dict.fromkeys((own, "generic"))), "amx-emulated")
+
+
 def _force(name, own, features):
     """Check that the CPU has the set, and let Numba compile for what the set needs."""
-    x86 = _X86_SETS if IS_X86 else {}
-    choices = [s for s in x86 if not _lacks(s, features)] or list(dict.fromkeys((own, "generic")))
-    choices.append("amx-emulated")
-    if name not in choices:
-        lacking = f", but this CPU lacks {', '.join(_lacks(name, features))}" if name in x86 else ""
+    if name not in AVAILABLE:
+        is_known = IS_X86 and name in _X86_SETS
+        lacking = f", but this CPU lacks {', '.join(_lacks(name, features))}" if is_known else ""
         raise ValueError(
-            f"{SETTING}: got {name!r}{lacking}; expected one of {', '.join(choices)}. "
+            f"{SETTING}: got {name!r}{lacking}; expected one of {', '.join(AVAILABLE)}. "
             f"Choose one of them, or unset it for {own}"
         )
     if name in (own, "amx-emulated") or not IS_X86:
         return  # compiled for the CPU as it is
     if "_toplevel_target_context" in vars(cpu_target):
         raise ValueError(f"{SETTING}={name}: Numba has compiled before. Import fastpath.cpu before that")
-    config.CPU_NAME, config.CPU_FEATURES = "x86-64", ",".join("+" + need for need in x86[name])
+    config.CPU_NAME, config.CPU_FEATURES = "x86-64", ",".join("+" + need for need in _X86_SETS[name])
 
 
 _host = _compiled_for()
 _own_set = _own(_host)
+AVAILABLE = _available(_own_set, _host)
 KERNELS = os.environ.get(SETTING) or _own_set
 _force(KERNELS, _own_set, _host)
 FEATURES = _compiled_for()

@@ -10,9 +10,16 @@ memory is full of NaN, so a kernel that uses what it has not written gives other
 import ctypes
 import mmap
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
+import fastpath.cpu
+from fastpath.cpu import recording
+from fastpath.engine import Engine
+from fastpath.load import load_model
+from tests import tiny
 from tests.parity import cases
 
 PAGE = mmap.PAGESIZE
@@ -58,10 +65,13 @@ class Guard:
 
     def workspace(self, n_bytes, slot):
         """Like buffers.workspace, without its reserve: aligned to 64 bytes, and not a byte more than that."""
-        n_bytes = -(-n_bytes // 64) * 64
-        if slot not in self.spaces or len(self.spaces[slot]) != n_bytes:
-            self.spaces[slot] = memory(n_bytes, self.side, 64)
-        return self.spaces[slot].__array_interface__["data"][0]
+        n_bytes, program = -(-n_bytes // 64) * 64, recording.current()
+        spaces = self.spaces if program is None else program.workspaces
+        if slot not in spaces or len(spaces[slot]) != n_bytes:
+            spaces[slot] = memory(n_bytes, self.side, 64)
+            if program is not None:
+                program.keep(spaces[slot])
+        return spaces[slot].ctypes.data
 
     def install(self):
         """Into all modules of the wrappers; what is compiled already stays."""
@@ -82,13 +92,30 @@ class _NumPy:
         return getattr(np, name)
 
 
+def models():
+    """(name, a call that gives logits of a prompt and of tokens after it) for whole models."""
+    with tempfile.TemporaryDirectory() as folder:
+        for family, size, default in (("e2b", "block256", "Q4_K"), ("26b", "block32", "Q5_1")):
+            path = Path(folder) / f"{family}.gguf"
+            model = load_model(tiny.make(path, family, size=size, formats={"*": default}))
+            yield f"{family} from the file", lambda m=model, f=family: logits(m, tiny.prompt(f))
+            yield f"{family} packed", lambda m=model, f=family: logits(m.packed(), tiny.prompt(f))
+
+
+def logits(model, ids):
+    """Chunks, then token by token, once recorded and then replayed; rings wrap, the cache grows."""
+    engine, n = Engine(model, fastpath.cpu, chunk=20), len(ids) - 5
+    return np.stack([engine.prefill(ids[:n]), *(engine.decode(token) for token in ids[n:])])
+
+
 def main(side, *formats):
     formats = formats or cases.EVERY_FORMAT
     plain = cases.digests(formats)  # compiles everything
+    plain |= {name: cases.digest(call()) for name, call in models()}
     guard = Guard(side)
     guard.install()
     with np.errstate(all="ignore"):
-        for name, call in cases.cases(formats, guard.place):
+        for name, call in (*cases.cases(formats, guard.place), *models()):
             print(name, file=sys.stderr, flush=True)
             guard.spaces.clear()
             if cases.digest(call()) != plain[name]:

@@ -1,26 +1,40 @@
 """Kernels touch their buffers, not a byte beside them, and no byte of scratch that they have not written."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fastpath.cpu import machine
 from tests.laws import guarded
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect as Linux has it")
 
 
-def _run(*words):
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+def _run(*words, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def _check(side, kernels):
+    run = _run("-m", "tests.laws.guarded", side, **{machine.SETTING: kernels})
+    assert run.returncode == 0, f"status {run.returncode} in: " + " | ".join(run.stderr.splitlines()[-2:])
+    assert run.stdout.endswith("cases\n")
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_every_buffer_ends_at_a_guard_page(side):
-    run = _run("-m", "tests.laws.guarded", side)
-    assert run.returncode == 0, f"status {run.returncode} in: " + " | ".join(run.stderr.splitlines()[-2:])
-    assert run.stdout.endswith("cases\n")
+    _check(side, machine.KERNELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("kernels", [name for name in machine.AVAILABLE if name != machine.KERNELS])
+def test_every_buffer_of_every_kernel_set(kernels, side):
+    _check(side, kernels)
 
 
 @pytest.mark.parametrize("side, at", [("before", -1), ("after", 5)])

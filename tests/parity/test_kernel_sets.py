@@ -13,7 +13,6 @@ from fastpath.cpu import machine
 from tests.parity import cases
 
 ROOT = Path(__file__).parents[2]
-AMONG = ("avxvnni", "avx2", "generic", "amx-emulated")
 # A CPU between two sets: 16-byte table look-ups, no AVX.
 NEHALEM = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+ssse3,+sse4.1,+sse4.2"}
 
@@ -44,23 +43,45 @@ def _compare(environments, formats):
         )
 
 
-def _sets():
-    """The sets that run here, as environments."""
-    if not machine.IS_X86:
-        return [{machine.SETTING: name} for name in ("generic", "amx-emulated")]
-    order = ("amx", "avx512vnni", *AMONG)
-    here = [n for n in order if n == "amx-emulated" or not machine._lacks(n, machine._host)]
-    return [{machine.SETTING: name} for name in here if name != machine.KERNELS]
+SETS = [{machine.SETTING: name} for name in machine.AVAILABLE if name != machine.KERNELS]
 
 
 def test_kernel_sets_give_the_same_bytes():
-    chosen = [e for e in _sets() if e[machine.SETTING] in ("avx2", "generic", "amx-emulated")]
+    chosen = [e for e in SETS if e[machine.SETTING] in ("avx2", "generic", "amx-emulated")]
     _compare(chosen, cases.SOME_FORMATS)
 
 
 @pytest.mark.slow
 def test_every_set_and_format_gives_the_same_bytes():
-    _compare([*_sets(), *([NEHALEM] if machine.IS_X86 else [])], cases.EVERY_FORMAT)
+    _compare([*SETS, *([NEHALEM] if machine.IS_X86 else [])], cases.EVERY_FORMAT)
+
+
+COMPILE = """
+import numba
+from fastpath.cpu.kernel import SIGNATURE
+from fastpath.cpu.matvec import matvec_q4_0
+print(numba.cfunc(SIGNATURE, error_model="numpy")(matvec_q4_0.function)._library.get_asm_str())
+"""
+
+
+@pytest.mark.skipif(not machine.IS_X86, reason="instructions of x86")
+@pytest.mark.parametrize(
+    "name, has, has_not",
+    [
+        ("generic", ("xmm",), ("ymm", "zmm", "vfmadd")),
+        ("avx2", ("ymm", "vfmadd"), ("zmm", "vpdpbusd")),
+        ("avxvnni", ("ymm", "vpdpbusd"), ("zmm",)),
+        ("avx512vnni", ("zmm", "vpdpbusd"), ()),
+    ],
+)
+def test_a_set_is_compiled_for_its_level(name, has, has_not):
+    """Equal bytes would prove nothing if all sets were the code for this CPU."""
+    if name not in machine.AVAILABLE:
+        pytest.skip(f"this CPU has no {name}")
+    run = _run({machine.SETTING: name}, "-c", COMPILE)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert all(word in run.stdout for word in has)
+    assert not any(word in run.stdout for word in has_not)
 
 
 def test_a_set_that_is_not_here_is_one_line():
