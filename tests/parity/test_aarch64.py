@@ -36,7 +36,7 @@ def _check(code):
     for name, has in code.items():
         assert has["elf"] and not has["x86"], f"{name}: {has}"
         assert not has["outside"], f"{name} calls {has['outside']}: a function that is not there"
-        if name.startswith(("linear.", "matvec.", "attention.")):
+        if name.startswith(("linear.", "matvec.", "attention_")):
             assert has["fma"], f"{name}: no fused multiply-add"
         if any(part in name for part in ("q4_0", "q6_k")):
             assert has["dot"] or has["multiply"], f"{name}: integer products without vector instructions"
