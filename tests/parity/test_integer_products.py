@@ -69,6 +69,20 @@ def _signs(rng, T, C):
     return x
 
 
+def test_blocks_at_the_border_of_nothing():
+    """A block whose largest magnitude is 1e-30 counts, one just below it does not."""
+    border, rng = np.float32(1e-30), np.random.default_rng(2)
+    largest = np.array([np.nextafter(border, np.float32(0)), border, np.nextafter(border, np.float32(1))])
+    for name in ("Q4_0", "Q5_1", "Q4_K", "Q6_K"):
+        x = np.repeat(largest[:, None], 256, axis=1) * rng.choice([-1, 1], 256).astype(np.float32)
+        weight = strategies.weights(rng, FORMATS[name], 21, 256)
+        packed = packing.packed(weight)
+        for rows in (x, x[1:2], np.tile(x, (6, 1))):
+            _check(rows, weight, packed)
+        y = fastpath.cpu.linear(x, weight, "int8")
+        assert not y[0].any() and y[1].any() and y[2].any()
+
+
 def _weight(rng, fmt, M, C, kind):
     if kind == "finite":
         return strategies.weights(rng, fmt, M, C)
