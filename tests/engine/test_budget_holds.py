@@ -18,7 +18,7 @@ CASES = [(family, "odd", "float") for family in tiny.FAMILIES] + [
 
 
 def over(model, ids, column, *, kinds=None, kv_types=None, other="cpu"):
-    """Names over the budget: kernels against definitions, or what `kinds` and `kv_types` of both sides say."""
+    """Names over the budget: kernels against definitions, or what `kinds` and `kv_types` of two sides say"""
     kinds = kinds or (column, column)
     kv_types = kv_types or (("f32", "f32") if column == "float" else ("f16", "f16"))
     tables = (refimpl.ops, ops_for(other))
@@ -43,7 +43,9 @@ def test_int8_against_float(tiny_model, family):
     assert over(model, ids, "different", kinds=("float", "int8"), other="ref") == []
 
 
-@pytest.mark.parametrize("kv_types", [("f16", "f16"), ("bf16", "bf16"), (("bf16", "f16"),) * 2, ("f32", "f16")])
+@pytest.mark.parametrize(
+    "kv_types", [("f16", "f16"), ("bf16", "bf16"), (("bf16", "f16"),) * 2, ("f32", "f16")]
+)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_caches_of_16_bits(tiny_model, family, kv_types):
     model, ids = tiny_model(family), tiny.prompt(family)

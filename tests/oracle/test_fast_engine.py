@@ -14,7 +14,7 @@ from tests.tolerances import LLAMA_CPP_INT8_NMSE, LLAMA_CPP_NMSE, ORACLE_F32_ABS
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """traced(name, activations, kv_type) -> (name of an intermediate -> array), from chunks of five tokens."""
+    """traced(name, activations, kv_type) -> (name of an intermediate -> array), chunks of five tokens."""
     folder = tmp_path_factory.mktemp("tiny")
 
     def trace(name: str, activations: str, kv_type: str = "f16") -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ def test_a2_room_that_is_not_used_changes_nothing(model, backend):
 
 
 def test_a5_several_tokens_a_call_do_not_grow_a_ring(model):
-    """6, then 5 at a time, as speculation verifies them: always one block of 32 slots, and the logits of one call."""
+    """6, then 5 at a time, as in speculation: always one block of 32 slots, and the logits of one call."""
     ids = (tiny.prompt("e2b") * 3)[:96]
     engine = engine_of(model, chunk=6)
     got = [engine.extend([(0, ids[:6])], "all")]
