@@ -18,9 +18,10 @@ A limit holds at layer 0. Later layers inherit what came before, so it grows by 
 Rounding makes small differences large. Two rows that differ by d, rounded in steps of s, agree but for a
 share d/s of their values, and those differ by a whole s: the distance becomes sqrt(s d). With s = 1e-2 the
 1e-7 of another order of sums turns into 3e-5, then 5e-4, then 2e-3: after a few layers it is the rounding
-noise itself. Keys and values of f16 have s = 2^-11 of each, so that the same 1e-7 becomes sqrt(5e-4 * 1e-7) =
-7e-6 in one layer and 3e-4 after many; bf16, with s = 2^-8, 1e-3. That is why the int8 column is half as wide as the
-last and not thousands of times narrower, and why a wrong op is best looked for with --activations float.
+noise itself. Keys and values of f16 have s = 2^-11 of each, so that the same 1e-7 becomes sqrt(5e-4 * 1e-7)
+= 7e-6 in one layer and 3e-4 after many; bf16, with s = 2^-8, 1e-3. That is why the int8 column is half as
+wide as the last and not thousands of times narrower, and why a wrong op is best looked for with
+--activations float.
 """
 
 import math
