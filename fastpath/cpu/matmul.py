@@ -200,6 +200,8 @@ def multiply(x, weight, memory, out, groups, most):
     memory  address, bytes from one matrix to the next, bytes of a row
     most    entries that a matrix has at most, as far as shapes tell
     """
+    if groups.n_entries == 0:
+        return
     (M, C), name, form = weight.shape[-2:], weight.format.name, weight.format
     shape, n_threads, label = SHAPES[name], threads.num_threads(), weight.name or weight.format.name
     is_packed = isinstance(weight, PackedTensor)
