@@ -180,3 +180,18 @@ def check(op, case, got, want):
 # The polynomials of exp and tanh and their last rounding (measured over 65,536 numbers: 0.98 and 1.24).
 EXP_UNITS = 1.25
 TANH_UNITS = 1.5
+
+# media: what encoders read
+
+# 8-bit pixels against transformers' processor, which resizes by the same library (measured: 0).
+PIXEL_STEPS = 1
+
+# float32 front end of transformers (window and samples) against ours in float64 (measured: 1.6e-5).
+LOG_MEL_ABS = 1e-4
+
+# A tone of level 0.5 under a Hann window at another rate; the window's own spectrum falls off at 18 dB an
+# octave and is cut at the band's end (measured: up to 2e-6).
+RESAMPLED_ABS = 1e-4
+
+# 16-bit steps.
+SAME_SOUND_ABS = 2.0**-15
