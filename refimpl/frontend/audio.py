@@ -117,7 +117,7 @@ def count_audio_tokens(n_samples: int) -> int:
     return -(-count_mel_frames(n_samples) // 4)
 
 
-def log_mel(samples: np.ndarray) -> np.ndarray:
+def log_mel(samples: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
     """Logarithmic mel energies.
 
         frame t = 320 samples from 160 t - 160 on (zeros before the beginning), times a periodic Hann window
@@ -125,8 +125,9 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
 
     Shapes:
         samples  f[n], 16 kHz
+        dtype    of the result; it is computed in float64
     Returns:
-        f32[T, 128]
+        f[T, 128]
 
     Notes:
         A frame needs one sample more than it uses: the published front end cuts frames of 321 samples, for a
@@ -138,7 +139,7 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
     starts = HOP * np.arange(n_frames)[:, None]
     frames = padded[starts + np.arange(FRAME)] * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME))
     energies = np.abs(np.fft.rfft(frames, FFT)) @ mel_filters()
-    return np.log(energies + MEL_FLOOR).astype(np.float32)
+    return np.log(energies + MEL_FLOOR).astype(dtype)
 
 
 @cache

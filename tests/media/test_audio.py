@@ -43,7 +43,8 @@ def test_counts_equal_transformers(golden):
 @pytest.mark.parametrize(
     "n, tokens",
     [(0, 0), (160, 0), (161, 1), (800, 1), (801, 2), (1600, 3), (8000, 13), (16000, 25), (16001, 25),
-     (24000, 38), (32000, 50), (80000, 125), (160000, 250), (319840, 500), (479521, 750), (480000, 750), (10**7, 750)],
+     (24000, 38), (32000, 50), (80000, 125), (160000, 250), (319840, 500), (479521, 750),
+     (480000, 750), (10**7, 750)],
 )  # fmt: skip
 def test_table_of_counts(n, tokens):
     assert audio.count_audio_tokens(n) == tokens
@@ -142,7 +143,8 @@ def compressed(container: str, codec: str, rate: int, wave: np.ndarray) -> bytes
 @pytest.mark.parametrize(
     "container, codec, rate",
     [("mp3", "libmp3lame", 44100), ("flac", "flac", 44100), ("ogg", "libopus", 48000),
-     ("ogg", "libvorbis", 44100), ("ipod", "aac", 44100), ("wav", "pcm_mulaw", 22050), ("mp3", "libmp3lame", 16000)],
+     ("ogg", "libvorbis", 44100), ("ipod", "aac", 44100), ("wav", "pcm_mulaw", 22050),
+     ("mp3", "libmp3lame", 16000)],
 )  # fmt: skip
 def test_compressed_sounds(container, codec, rate):
     """One clip in many forms is one clip: codecs shift it by up to a frame of theirs and lose a little."""
