@@ -49,13 +49,24 @@ def encoders(folder: Path) -> None:
             oracle("hf_media", out, model, *inputs, "--dtype", dtype, "--names", names, "--rows", rows)
 
 
+def models(folder: Path) -> None:
+    for family in FAMILIES:
+        here = folder / family
+        here.mkdir()
+        run("tests.media.tiny_prompts", family, here)
+        oracle("hf_media_model", GOLDEN / f"media-{family}.transformers-f64.npz", here, "--rows", 7)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", choices=["processors", "encoders", []], help="(default: all)")
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=f"of {' '.join(KINDS)} (all)")
     args = parser.parse_args()
-    for name in args.what or ["processors", "encoders"]:
+    for name in args.what or KINDS:
         with tempfile.TemporaryDirectory() as folder:
-            {"processors": processors, "encoders": encoders}[name](Path(folder))
+            KINDS[name](Path(folder))
+
+
+KINDS = {"processors": processors, "encoders": encoders, "models": models}
 
 
 if __name__ == "__main__":

@@ -25,13 +25,19 @@ def forward(config, weights, cache, batch, *, activations="float", trace=None):
     Notes:
         There is one kind of call.  A prompt, a chunk of it, one decoded token or several sequences of each
         differ only in the batch; a token's logits do not depend on the others' being there.
+        Soft tokens of images and sounds differ from words in two things only: where their embedding comes
+        from, and, in the large models, that those of one image see each other both ways (Call.ends).
         Only the M wanted rows go through the head: with 262,144 rows the output matrix is the largest of all.
     """
     cache.check(batch)
     _check_ids(config, batch)
-    call = Call(batch, config.rms_eps, activations, trace or (lambda name, array: None))
+    _check_soft(config, batch)
+    ends = batch.ends if config.media_attention == "bidirectional" else None
+    call = Call(batch, ends, config.rms_eps, activations, trace or (lambda name, array: None))
     # A NumPy scalar of the cache's precision: in this way `embed` starts a float64 pass.
     x = ops.embed(weights.token_embd, batch.token_ids, cache.dtype.type(config.embed_scale))
+    if batch.soft is not None:
+        x[batch.soft_rows] = batch.soft  # as they are: the factor above is for words
     call.trace("inp_scaled", x)
     per_layer = per_layer_inputs(call, config, weights, x)
 
@@ -90,3 +96,23 @@ def _check_ids(config, batch):
         raise ValueError(
             f"batch: token id {bad}, expected 0 .. {config.vocab_size - 1}. Ids of another model's tokenizer?"
         )
+
+
+def _check_soft(config, batch):
+    if batch.soft is None:
+        return
+    if batch.soft.shape[1] != config.model_dim:
+        raise ValueError(
+            f"batch: soft tokens of width {batch.soft.shape[1]}, expected {config.model_dim}. "
+            "Encode with the projector of this model"
+        )
+    if config.media_attention == "causal" or batch.ends is None:
+        return
+    for lane in np.unique(batch.seq_ids):
+        mine = batch.seq_ids == lane
+        last = batch.positions[mine][-1]
+        if batch.ends[mine].max() > last:
+            raise ValueError(
+                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, expected "
+                "all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
+            )
