@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -71,8 +72,8 @@ def make_batch(
 
     Args:
         parts: (lane, position of the first token, token ids, whose logits are wanted) for each sequence
-        soft: images and sounds of the sequence in a lane; rows outside of the new tokens are left out, so that
-            those of a whole prompt can be given with every chunk of it
+        soft: images and sounds of the sequence in a lane; rows outside of the new tokens are left out, so
+            that those of a whole prompt can be given with every chunk of it
     """
     token_ids, positions, seq_ids, logit_rows = [], [], [], []
     n_tokens = 0
@@ -125,7 +126,7 @@ def _with_soft_tokens(batch: Batch, soft: Mapping[int, Sequence[SoftTokens]]) ->
 
 
 def _check_items(lane: int, items: Sequence[SoftTokens]) -> None:
-    for before, item in zip(items, items[1:]):
+    for before, item in pairwise(items):
         if before.stop > item.start:
             raise ValueError(
                 f"batch, lane {lane}: soft tokens {before.start} .. {before.stop - 1} and from {item.start} "

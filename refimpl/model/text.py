@@ -113,6 +113,6 @@ def _check_soft(config, batch):
         last = batch.positions[mine][-1]
         if batch.ends[mine].max() > last:
             raise ValueError(
-                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, expected "
-                "all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
+                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, "
+                "expected all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
             )

@@ -218,8 +218,8 @@ def test_soft_rows_are_not_scaled_and_ids_under_them_do_not_matter(model, media)
 
 @pytest.mark.parametrize("family", BOTH)
 def test_a_shifted_image_means_the_same_to_what_follows(family, model, media):
-    """The same words and image later in a prompt.  In the first layer, a sliding one, only distances count: as
-    soon as the words before are out of sight, rows are the same but for the rounding of angles."""
+    """The same words and image later in a prompt.  In the first layer, a sliding one, only distances count:
+    as soon as the words before are out of sight, rows are the same but for the rounding of angles."""
     case = tiny_prompts.cases(family)["image"]
     soft = soft_of(media(family), case)
     m, ids = model(family), case["tokens"]

@@ -1,4 +1,4 @@
-"""Prompts with images, sounds and videos for the tiny models: python -m tests.media.tiny_prompts FAMILY FOLDER
+"""Prompts with media for the tiny models: python -m tests.media.tiny_prompts FAMILY FOLDER
 
 Tokens are random words with placeholders where media stand; a media part is the name of a canvas or a clip of
 tiny_mmproj.  The program writes all files that the oracle needs, and cases.json.
