@@ -1,7 +1,7 @@
 """Oracle: the image and audio processors of Hugging Face transformers, on a folder of files.
 
-    python -m oracles.hf_processors FOLDER --kind image --out golden/image-processor.npz
-    python -m oracles.hf_processors FOLDER --kind audio --out golden/audio-processor.npz
+    python -m oracles.hf_processors FOLDER --kind image --out golden/media/image-processor.npz
+    python -m oracles.hf_processors FOLDER --kind audio --out golden/media/audio-processor.npz
 
 For every FOLDER/*.png: the canvas for some budgets, a sample of its pixels; for every *.wav: the log-mel
 energies (all frames, or some of a long sound) and the numbers of soft tokens.  Also the sizes and numbers of

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden" / "media"
 ROOT = Path(__file__).parents[1]
 MAX_BYTES = 140_000
 FAMILIES = ["e2b", "e4b", "12b", "26b", "31b"]
@@ -54,7 +54,7 @@ def models(folder: Path) -> None:
         here = folder / family
         here.mkdir()
         run("tests.media.tiny_prompts", family, here)
-        oracle("hf_media_model", GOLDEN / f"media-{family}.transformers-f64.npz", here, "--rows", 7)
+        oracle("hf_media_model", GOLDEN / f"model-{family}.transformers-f64.npz", here, "--rows", 7)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from tests.tolerances import LOG_MEL_ABS, RESAMPLED_ABS, SAME_SOUND_ABS
 
 @pytest.fixture(scope="module")
 def golden():
-    return goldens.read("audio-processor").arrays
+    return goldens.read("media/audio-processor").arrays
 
 
 @pytest.mark.parametrize("name", files.SOUNDS)

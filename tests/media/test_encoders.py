@@ -36,14 +36,14 @@ def traces(media, dtype) -> dict[str, np.ndarray]:
 def test_encoders_are_those_the_oracle_saw(family, mmproj_path):
     digest = hashlib.sha256(mmproj_path(family).read_bytes()).hexdigest()
     for kind in ("f32", "f64"):
-        golden = goldens.read(f"mmproj-{family}.transformers-{kind}")
+        golden = goldens.read(f"media/mmproj-{family}.transformers-{kind}")
         assert golden.meta["sha256"] == digest, f"{golden.name}: recorded for other bytes; record again"
 
 
 @pytest.mark.parametrize("dtype, limit", [("float64", ORACLE_F64_ABS), ("float32", ORACLE_F32_ABS)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_value_equals_transformers(family, dtype, limit, media):
-    golden = goldens.read(f"mmproj-{family}.transformers-f{dtype[-2:]}")
+    golden = goldens.read(f"media/mmproj-{family}.transformers-f{dtype[-2:]}")
     found = traces(media(family), np.dtype(dtype).type)
     rows = golden.meta["rows"]
     n_projected = sum(name.endswith(".projected") for name in golden.arrays)
@@ -161,7 +161,7 @@ def test_too_short(family, n, media):
 
 @pytest.mark.parametrize("shape", [(47, 48, 3), (48, 16, 3), (48, 48, 4), (48, 48), (0, 48, 3)])
 def test_bad_canvas(shape, media):
-    with pytest.raises(ValueError, match=r"canvas: .* expected uint8 of multiples of 48"):
+    with pytest.raises(ValueError, match=r"canvas: .* expected uint8, multiples of 48"):
         encode_image(*media("e2b").vision, np.zeros(shape, np.uint8))
 
 

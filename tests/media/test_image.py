@@ -20,7 +20,7 @@ NOISE = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
 @pytest.fixture(scope="module")
 def golden():
-    return goldens.read("image-processor").arrays
+    return goldens.read("media/image-processor").arrays
 
 
 def encode(picture: Image.Image, kind: str = "PNG", **options) -> bytes:

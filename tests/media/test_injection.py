@@ -61,7 +61,7 @@ def run(model, ids, soft, dtype=np.float64, chunk=None, cache=None, start=0):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_are_those_the_oracle_saw(family, model, mmproj_path):
-    golden = goldens.read(f"media-{family}.transformers-f64")
+    golden = goldens.read(f"media/model-{family}.transformers-f64")
     digests = [
         hashlib.sha256(path.read_bytes()).hexdigest() for path in (model(family).path, mmproj_path(family))
     ]
@@ -73,7 +73,7 @@ def test_models_are_those_the_oracle_saw(family, model, mmproj_path):
 @pytest.mark.parametrize("chunk", [None, 6, 1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float64_equals_transformers(family, chunk, model, media):
-    golden = goldens.read(f"media-{family}.transformers-f64")
+    golden = goldens.read(f"media/model-{family}.transformers-f64")
     for name, case in tiny_prompts.cases(family).items():
         found = run(model(family), case["tokens"], soft_of(media(family), case), chunk=chunk)
         check(found, golden, name, ORACLE_F64_ABS)
@@ -81,7 +81,7 @@ def test_float64_equals_transformers(family, chunk, model, media):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float32_equals_transformers(family, model, media):
-    golden = goldens.read(f"media-{family}.transformers-f64")
+    golden = goldens.read(f"media/model-{family}.transformers-f64")
     for name, case in tiny_prompts.cases(family).items():
         found = run(model(family), case["tokens"], soft_of(media(family), case, np.float32), np.float32)
         check(found, golden, name, ORACLE_F32_ABS)
