@@ -129,3 +129,13 @@ def test_command_line(folder):
     ):
         failed = refimpl(*arguments)
         assert failed.returncode == 2 and message in failed.stderr and failed.stderr.count("\n") == 1
+
+
+def test_text_loads_no_media_library():
+    """Who asks in words waits for no decoder."""
+    code = (
+        "import sys; import refimpl.generate, refimpl.frontend.chat_template, refimpl.media;"
+        "print([m for m in ('imageio', 'PIL', 'av', 'scipy', 'pillow_heif') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
