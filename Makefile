@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint goldens clean
+.PHONY: demo test test-slow lint goldens bench-peers clean
 
 demo: $(VENV)/.installed          ## install, then let the embedded checkpoint answer a prompt
 	$(PY) -m fastpath.cli --prompt "What is Twinpath?" --stats
@@ -21,6 +21,9 @@ lint: $(VENV)/.installed-dev      ## style and types
 
 goldens: $(VENV)/.installed-oracles  ## record again what transformers says (oracles/README.md; llama.cpp: see there)
 	$(PY) -m oracles.record
+
+bench-peers: $(VENV)/.installed    ## llama.cpp and ours in turn, into docs/performance.md (which says how; LLAMA_BENCH=, ROWS=)
+	$(PY) -m fastpath.bench.peers
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

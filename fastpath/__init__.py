@@ -5,7 +5,7 @@
     from fastpath.generate import generate
     from fastpath.load import load_model
 
-    model = load_model("model.gguf")
+    model = load_model("model.gguf").packed()
     engine = Engine(model, ops_for("cpu"))
     text = model.tokenizer.stream()
     for token_id in generate(engine, model.tokenizer.encode("Hello", add_bos=True), max_tokens=20):

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fastpath.cache import KVCache, cache_bytes
+from fastpath.cache import KVCache, KVType, cache_bytes
 from fastpath.model.text import forward
+from fastpath.replay import Replay
 from refimpl.batch import Batch, LogitRows, make_batch
 
 Progress = Callable[[int, int], None]
@@ -32,7 +33,10 @@ class Engine:
     context_len  tokens a sequence may hold; None = what the model was made for
     chunk        most tokens of one sequence per call; None = `default_chunk`
     activations  "int8" | "float"
-    dtype        of the cache; float64 makes the reference's table exact (no other table knows it)
+    dtype        of numbers; float64 makes the reference's table exact (no other table knows it)
+    kv_type      what keys and values are stored as: a name, or one for keys and one for values (cache.py);
+                 None: "f16", and "f64" for float64
+    replay       calls of few tokens run as recorded programs, where the op table can record: same bytes
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Engine:
         n_seqs: int = 1,
         activations: str = "int8",
         dtype=np.float32,
+        kv_type: KVType | None = None,
+        replay: bool = True,
     ):
         self.model, self.ops, self.activations = model, ops, activations
         self.context_len = context_len or model.config.context_len
@@ -54,12 +60,33 @@ class Engine:
                 f"context of {self.context_len} tokens asked for, but the model was made for "
                 f"{model.config.context_len}. Ask for at most that."
             )
-        self.cache = KVCache(model.config, n_seqs, self.context_len, self.chunk, dtype=dtype)
+        self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
+        self.cache = self._new_cache(n_seqs, dtype)
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
+        recorder = getattr(ops, "program", None)
+        self.replay = Replay(recorder, self._eagerly, self._state) if replay and recorder else None
+
+    def _new_cache(self, n_seqs: int, dtype) -> KVCache:
+        return KVCache(
+            self.model.config, n_seqs, self.context_len, self.chunk, dtype=dtype, kv_type=self.kv_type
+        )
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
+        replay = None if trace is not None else self.replay
+        if replay is None or not replay.takes(batch, self.model.config.vocab_size):
+            return self._run(self.cache, batch, trace)
+        self.cache.check(batch)
+        self.cache.reserve(int(batch.positions.max()) + 1)
+        with np.errstate(all="ignore"):
+            return replay.logits(batch)
+
+    def _eagerly(self, batch: Batch, trace) -> np.ndarray:
         return self._run(self.cache, batch, trace)
+
+    def _state(self) -> tuple[tuple, tuple]:
+        """(objects, values) whose arrays and numbers recorded programs hold."""
+        return (self.model, self.cache), (self.cache.n_growths, self.activations)
 
     def _run(self, cache: KVCache, batch: Batch, trace) -> np.ndarray:
         """Ops may meet NaN and infinity, and pass them on: `_check_finite` says what NumPy would warn of."""
@@ -134,7 +161,7 @@ class Engine:
     @property
     def max_cache_bytes(self) -> int:
         """What the cache will hold when a sequence fills the context."""
-        return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk)
+        return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk, self.kv_type)
 
     def check_room(self, n: int, lane: int = 0) -> None:
         """n more tokens fit, or ValueError."""
@@ -156,7 +183,7 @@ class Engine:
 
     def _first_not_finite(self, lane: int) -> str:
         """Runs the lane's tokens once more, watched, and says where NaN or infinity first appears."""
-        fresh = KVCache(self.model.config, 1, self.context_len, self.chunk, dtype=self.cache.dtype)
+        fresh = self._new_cache(1, self.cache.dtype)
         ids = self.tokens[lane]
         step = min(self.chunk, WATCHED_TOKENS)
         for start in range(0, len(ids), step):

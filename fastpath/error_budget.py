@@ -6,17 +6,20 @@ times the factor in the column `row`. Four columns of limits:
 
 float      both sides take activations as float32: they differ in the order of sums and in the last bits of
            exp and tanh
-half       the same, but one side computes something in 16 bits: llama.cpp on float weights reads GELU from a
+half       the same, but something is rounded to 16 bits: keys and values in a cache of f16 or bf16, the same on
+           both sides, or f16 on one and float32 on the other; llama.cpp on float weights reads GELU from a
            table in float16, and rounds what it multiplies by BF16 weights to BF16
 int8       both sides follow the integer contract
-different  one side rounds activations to int8 and the other does not, or rounds them in another way
+different  one side rounds activations to int8 and the other does not, or rounds them in another way; or one
+           rounds keys and values to bf16 and the other does not
 
 A limit holds at layer 0. Later layers inherit what came before, so it grows by sqrt(1 + layer).
 
 Rounding makes small differences large. Two rows that differ by d, rounded in steps of s, agree but for a
 share d/s of their values, and those differ by a whole s: the distance becomes sqrt(s d). With s = 1e-2 the
 1e-7 of another order of sums turns into 3e-5, then 5e-4, then 2e-3: after a few layers it is the rounding
-noise itself. That is why the int8 column is half as wide as the last and not thousands of times narrower,
+noise itself. Keys and values of f16 have s = 2^-11 of each, so that the same 1e-7 becomes sqrt(5e-4 * 1e-7) =
+7e-6 in one layer and 3e-4 after many; bf16, with s = 2^-8, 1e-3. That is why the int8 column is half as wide as the last and not thousands of times narrower,
 and why a wrong op is best looked for with --activations float.
 """
 

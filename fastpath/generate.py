@@ -52,8 +52,7 @@ class Generation:
             yield token_id
 
     def _sample(self, logits: np.ndarray) -> int:
-        history = np.asarray(self.history, np.int32)
-        return sample(logits, self.params, history, len(self.history), self.suppress)
+        return sample(logits, self.params, self.history, len(self.history), self.suppress)
 
 
 def generate(

@@ -1,12 +1,14 @@
 """A model file, opened: configuration, weights that stay in the file, tokenizer, chat template."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fastpath import user_cache
 from quant import open_gguf
 from refimpl.config import Config
 from refimpl.tensors import Weights, load_weights
@@ -22,6 +24,28 @@ class Model:
     file: Any
     config: Config
     weights: Weights = field(repr=False)
+    arena: Any = field(
+        default=None, repr=False
+    )  # the memory of packed weights; None while they are in the file
+
+    def packed(self, progress: Callable[[int, int], None] | None = None) -> "Model":
+        """This model with its matrices in private memory, as the cpu kernels read them fastest (repack.py).
+
+        progress(done, total): bytes of the file; an exception from it ends the packing
+        """
+        from fastpath import repack  # and with it the compiler, which not every command needs
+
+        plan = repack.plan(self.weights)
+        repack.check_room(plan)
+        model = copy(self)  # with the tokenizer, if it has been made
+        weights, arena = repack.pack(self.weights, plan, progress)
+        vars(model).update(weights=weights, arena=arena)
+        return model
+
+    @property
+    def private_bytes(self) -> int:
+        """Memory for weights that are not read from the file as it lies."""
+        return 0 if self.arena is None else self.arena.nbytes
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Every id has a row in the embedding table, or ValueError."""
@@ -35,7 +59,7 @@ class Model:
         from refimpl.frontend.tokenizer import Tokenizer
 
         with _naming(self.path):
-            return Tokenizer.from_gguf(self.file)
+            return Tokenizer.from_gguf(self.file, keep_in=user_cache.folder())
 
     @cached_property
     def template(self):

@@ -153,4 +153,19 @@ def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
 def column_for(a: TraceFile, b: TraceFile) -> str:
     """The budget's column for two traces: same arithmetic if both say so, otherwise the wide one."""
     kind, other = a.meta.get("activations"), b.meta.get("activations")
-    return kind if kind == other and kind in ("int8", "float") else "different"
+    if kind != other or kind not in ("int8", "float"):
+        return "different"
+    stored = {_kv_types(a), _kv_types(b)}  # what keys and values are rounded to
+    if kind == "int8":
+        return "int8" if len(stored) == 1 else "different"
+    if stored == {("exact", "exact")}:
+        return "float"
+    return "half" if len(stored) == 1 or not any("bf16" in pair for pair in stored) else "different"
+
+
+def _kv_types(trace: TraceFile) -> tuple[str, str]:
+    """Of keys and of values; "exact" where they are not rounded, or nothing is said."""
+    said = trace.meta.get("kv_type") or "f32"
+    pair = (said, said) if isinstance(said, str) else tuple(map(str, said))[:2]
+    k_type, v_type = ("exact" if name in ("f32", "f64") else name for name in pair)
+    return k_type, v_type

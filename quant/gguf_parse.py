@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import struct
-from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from quant.format import Format
 from quant.gguf_sniff import describe_content
+from quant.gguf_strings import CutShort, find_strings
 from quant.gguf_values import (
     ARRAY_KIND,
     DEFAULT_ALIGNMENT,
@@ -118,28 +118,15 @@ class _Cursor:
         return values
 
     def strings(self, count: int, place: str) -> StringArray:
-        """Find where each string starts.  A tight loop: a vocabulary with its merges has 777,058 of them."""
         self.need(8 * count, place)
-        starts = array("q")
-        add, view, pos = starts.append, self.view, self.pos
         try:
-            for _ in range(count):
-                (length,) = _U64(view, pos)
-                pos += 8
-                add(pos)
-                pos += length
-        except (struct.error, OverflowError):  # a length field beyond the file, or beyond any file
-            pos = len(view) + 1
-        if pos > len(view):
-            at, i = (starts[-1] - 8, len(starts) - 1) if starts else (self.pos, 0)
+            starts, self.pos = find_strings(self.view, self.pos, count)
+        except CutShort as cut:
+            where = f"byte {cut.at}, {place}, item {cut.i} of {count}"
             raise self.fault(
-                f"byte {at}, {place}, item {i} of {count}",
-                "a string longer than the file",
-                "one inside it",
-                DOWNLOAD_AGAIN,
-            )
-        self.pos = pos
-        return StringArray(view, np.array(starts, np.int64), pos, f"{self.path}: {place}")
+                where, "a string longer than the file", "one inside it", DOWNLOAD_AGAIN
+            ) from None
+        return StringArray(self.view, starts, self.pos, f"{self.path}: {place}")
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,10 @@ class StringArray(Sequence[str]):
         stop = self._starts[i + 1] - 8 if i + 1 < n else self._end  # 8: the length field of the next string
         return bytes(self._view[self._starts[i] : stop])
 
+    def raw_bytes(self) -> memoryview:
+        """All strings as they lie in the file, lengths between them: equal bytes are equal strings."""
+        return self._view[self._starts[0] : self._end] if len(self) else self._view[:0]
+
     @overload
     def __getitem__(self, i: int) -> str: ...
     @overload

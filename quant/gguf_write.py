@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +39,7 @@ def write_gguf(
     version: int = 3,
     alignment: int = DEFAULT_ALIGNMENT,
     n_parts: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Write a model; the file appears under its name when it is complete, and not before.
 
@@ -49,6 +50,7 @@ def write_gguf(
         tensors    in file order; a mapping gives the names
         alignment  of tensor data, power of two; stored as general.alignment unless it is 32
         n_parts    above 1, `m.gguf` becomes m-00001-of-0000N.gguf and so on; the first has the metadata
+        progress   called with (bytes of tensors written, of how many) after each tensor
     Returns:
         the paths written
     """
@@ -63,17 +65,31 @@ def write_gguf(
         raise ValueError(f"{path}: {n_parts} parts for {len(entries)} tensors; expected 1 .. {most}")
     values = _encoded_metadata(metadata, alignment, path)
     jobs = [(path, values, entries)] if n_parts == 1 else _split_jobs(path, values, entries, n_parts)
+    report = _counter(progress, sum(tensor.nbytes for _, tensor in entries))
     temporary = [target.with_name(f".{target.name}.{os.getpid()}.tmp") for target, _, _ in jobs]
     try:
         for name, (_, part_values, part_entries) in zip(temporary, jobs, strict=True):
             with open(name, "wb") as file:
-                _write_part(file, part_values, part_entries, version, alignment)
+                _write_part(file, part_values, part_entries, version, alignment, report)
         for name, (target, _, _) in zip(temporary, jobs, strict=True):
             os.replace(name, target)
     finally:
         for name in temporary:
             name.unlink(missing_ok=True)
     return [target for target, _, _ in jobs]
+
+
+def _counter(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """A function that is told the bytes of each tensor as it is written."""
+    done = 0
+
+    def report(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 def _named(tensors: Iterable[QTensor] | Mapping[str, QTensor], path: Path) -> list[tuple[str, QTensor]]:
@@ -211,7 +227,12 @@ def _split_jobs(
 
 
 def _write_part(
-    file: BinaryIO, values: dict[str, bytes], entries: list[tuple[str, QTensor]], version: int, alignment: int
+    file: BinaryIO,
+    values: dict[str, bytes],
+    entries: list[tuple[str, QTensor]],
+    version: int,
+    alignment: int,
+    report: Callable[[int], None],
 ) -> None:
     file.write(MAGIC + struct.pack("<IQQ", version, len(entries), len(values)))
     for key, encoded in values.items():
@@ -226,6 +247,7 @@ def _write_part(
     for _, tensor in entries:
         _write_data(file, tensor)
         file.write(bytes(-tensor.nbytes % alignment))
+        report(tensor.nbytes)
 
 
 def _write_data(file: BinaryIO, tensor: QTensor) -> None:

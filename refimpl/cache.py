@@ -1,39 +1,42 @@
 """KVCache: the keys and values of all tokens that later tokens can still see."""
 
-import math
-
 import numpy as np
+
+from refimpl.kv_types import dtypes_of, shapes_of
 
 
 class KVCache:
-    """Keys and values, f[R, S, K, H] per layer that has its own, for R sequences.
+    """Keys and values per layer that has its own, for R sequences: arrays as in ops/attention.py.
 
     Layers that share keys have no storage: `layer(kv_from)` is that of their donor.
 
     A global layer has a slot for every position.  A sliding layer never looks back further than its window W,
     so its slots are a ring: position p is in slot p mod S.  After the *last* token of a call was written, the
     *first* one must still find what it sees: S is W - 1 + chunk.  Four of five layers then need the memory of
-    a short conversation, however long it gets.
+    a short conversation, however long it gets.  S is a multiple of 32, the positions of a block of keys.
 
     Shapes:
         n_seqs    R, sequences kept apart ("lanes")
         capacity  positions that a sequence may have
         chunk     most tokens of one sequence in one call
         dtype     float32 or float64: the precision of every call on this cache
+        kv_type   what keys and values are rounded to: a name of KV_TYPES, or a pair of names; None: nothing,
+                  they have the call's precision
         ring      False: sliding layers keep every position as well; nothing else changes
     """
 
-    def __init__(self, config, n_seqs, capacity, chunk, dtype=np.float32, *, ring=True):
+    def __init__(self, config, n_seqs, capacity, chunk, dtype=np.float32, *, kv_type=None, ring=True):
         self.n_seqs, self.capacity, self.chunk = n_seqs, capacity, chunk
         self.dtype = np.dtype(dtype)
+        k_type, v_type = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
         self._layers = {}
         for layer in config.layers:
             if layer.owns_kv:
                 n_slots = capacity
                 if ring and layer.window is not None:
-                    n_slots = min(capacity, 32 * math.ceil((layer.window - 1 + chunk) / 32))
-                shape = (n_seqs, n_slots, layer.n_kv_heads, layer.head_dim)
-                self._layers[layer.index] = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+                    n_slots = min(capacity, layer.window - 1 + chunk)
+                shapes = shapes_of(n_seqs, n_slots, layer.n_kv_heads, layer.head_dim)
+                self._layers[layer.index] = tuple(map(np.zeros, shapes, (k_type, v_type)))
 
     def layer(self, i):
         """(k, v) of a layer that has its own."""

@@ -8,7 +8,9 @@ behind branches and shrink away.
 import numpy as np
 from hypothesis import strategies as st
 
+import refimpl.ops
 from quant import FORMATS, QTensor
+from refimpl.kv_types import KV_TYPES, shapes_of
 
 NORMAL_FORMATS = [f.name for f in FORMATS.values() if f.name not in ("F64", "I8", "I16", "I32", "I64")]
 INTEGER_FORMATS = [f.name for f in FORMATS.values() if f.integer_parts is not None]
@@ -165,19 +167,33 @@ def rope(draw):
     return {"x": draw(floats(T, N, 2 * pairs)), "cos": np.cos(angles), "sin": np.sin(angles)}
 
 
+def kv_caches(k, v, k_type="f32", v_type="f32"):
+    """Caches (refimpl/ops/attention.py) with slot s of k[R, S, K, H] and v[R, S, K, H] in slot s."""
+    R, S, K, H = k.shape
+    k_cache, v_cache = map(np.zeros, shapes_of(R, S, K, H), (KV_TYPES[k_type], KV_TYPES[v_type]))
+    for lane in range(R):
+        refimpl.ops.write_kv(k[lane], v[lane], k_cache, v_cache, np.full(S, lane), np.arange(S))
+    return k_cache, v_cache
+
+
 @st.composite
 def _cache(draw):
     """Caches, lanes and positions: linear, or a ring that has wrapped; every visible slot holds numbers."""
+    types = st.sampled_from(["f32", "f16", "bf16"])
     rng = draw(generators())
     R, K, G = draw(sizes(1, 3)), draw(sizes(1, 2)), draw(sizes(1, 3))
     H = draw(st.sampled_from([2, 6, 16, 32, 40, 64, 80, 130]))
-    S = draw(sizes(1, 70))
+    S = 32 * draw(sizes(1, 4))
     window = draw(st.none() | sizes(1, S))
     last = S - 1 if window is None else 3 * S
-    T = draw(sizes(1, 4))
-    lanes = np.sort(rng.integers(0, R, T)).astype(np.int32)
-    positions = rng.integers(0, last + 1, T).astype(np.int32)
-    caches = [normal(rng, R, S, K, H) for _ in range(2)]
+    T = draw(sizes(1, 4) | sizes(17, 30))
+    if draw(st.booleans()) or T > S:  # anywhere, or one after the other
+        lanes = np.sort(rng.integers(0, R, T)).astype(np.int32)
+        positions = rng.integers(0, last + 1, T).astype(np.int32)
+    else:
+        lanes = np.full(T, rng.integers(0, R), np.int32)
+        positions = np.arange(T, dtype=np.int32) + rng.integers(0, last + 2 - T, dtype=np.int32)
+    caches = kv_caches(normal(rng, R, S, K, H), normal(rng, R, S, K, H), draw(types), draw(types))
     return rng, caches, lanes, positions, window, (T, K, G, H)
 
 
@@ -194,7 +210,7 @@ def attention(draw):
 @st.composite
 def write_kv(draw):
     rng, (k_cache, v_cache), lanes, _, _, (T, K, _, H) = draw(_cache())
-    S = k_cache.shape[1]
+    S = 32 * k_cache.shape[2]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)
     return {

@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
-import time
 from typing import Protocol
 
-from fastpath.cli.setup import open_engine, open_model, prompt_ids, say, warm_up
+from fastpath.backend import ops_for
+from fastpath.cli.parts import Parts
+from fastpath.cli.setup import open_engine, open_model, prepare, prompt_ids, say
 from fastpath.generate import generate
 from refimpl.frontend.output_parser import OutputParser
 from refimpl.frontend.sampling import SamplingParams
@@ -16,16 +17,26 @@ INTERRUPTED = 130
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def answer(args: argparse.Namespace, text: str) -> int:
-    """Prints the answer. Ctrl+C ends it with what was said so far, and status 130."""
-    begin = time.perf_counter()
-    model = open_model(args)
-    ids = prompt_ids(model, text, args)
-    load_s = time.perf_counter() - begin  # file, tokenizer, template; kernels report their own compilation
-    engine = open_engine(args, model)
+def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
+    """Prints the answer. Ctrl+C ends it with what was said so far, and status 130.
+
+    parts  how long it took to get here
+    """
+    with parts.measured("header"):
+        model = open_model(args)
+    with parts.measured("tokenizer"):
+        _ = model.tokenizer
+    with parts.measured("prompt"):
+        ids = prompt_ids(model, text, args)
+    with parts.measured("imports"):
+        ops_for(args.backend)
+    with parts.measured("cache"):
+        engine = open_engine(args, model)
     engine.check_room(len(ids))
     printer = _printer(args, model.tokenizer, ids)
-    warm_up(args, engine)
+    del model  # the engine's will be another one, with packed weights
+    n_compiled = prepare(args, engine, len(ids), "last", parts)
+    profile = _profile(args, engine)
     generation = generate(
         engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)
     )
@@ -41,8 +52,19 @@ def answer(args: argparse.Namespace, text: str) -> int:
     if args.stats:
         from fastpath.cli.stats import print_stats
 
-        print_stats(engine, generation, load_s)
+        print_stats(args, engine, generation, parts, n_compiled)
+    if profile is not None:
+        say("\n" + profile.text())
     return status
+
+
+def _profile(args: argparse.Namespace, engine):
+    """What watches the engine for --profile."""
+    if not args.profile:
+        return None
+    from fastpath.bench.profile import Profile
+
+    return Profile(engine)
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

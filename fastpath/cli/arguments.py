@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 PROG = "twinpath"  # as in __main__, which imports nothing before it must
 MAX_DIGITS = 1000  # of a whole number in JSON: Python refuses to convert much longer ones
+KV_TYPES = ("f16", "bf16", "f32")
 MAX_WORD = 300  # characters of a path or a text that a message repeats
 
 
@@ -135,12 +136,44 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         default="int8",
         help="how linear layers see their input: rounded to int8 per block, or float32",
     )
+    add_kv_type(group)
+    group.add_argument(
+        "--no-repack",
+        action="store_true",
+        help="read weights from the mapped file as it lies: half the memory, slower",
+    )
+    group.add_argument(
+        "--no-replay",
+        action="store_true",
+        help="call every op of every token from Python: same bytes, slower",
+    )
     group.add_argument(
         "--context", type=whole(1), metavar="N", help="tokens a sequence may hold (default: the model's)"
     )
     group.add_argument(
         "--chunk", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
     )
+
+
+def add_kv_type(parser: Any) -> None:
+    parser.add_argument(
+        "--kv-type",
+        type=kv_type,
+        default=KV_TYPES[0],
+        metavar="T|K,V",
+        help=f"what keys and values are kept as: {', '.join(KV_TYPES)}; or one for each "
+        f"(default: {KV_TYPES[0]})",
+    )
+
+
+def kv_type(text: str) -> str | tuple[str, str]:
+    """An argparse type: one name of KV_TYPES, or two for keys and values."""
+    names = text.split(",")
+    if len(names) > 2 or not set(names) <= set(KV_TYPES):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not one of {', '.join(KV_TYPES)}, or two like f16,bf16"
+        )
+    return text if len(names) == 1 else (names[0], names[1])
 
 
 def dash(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from fastpath.cli.arguments import model_path, whole
+from fastpath.cli.arguments import add_kv_type, model_path, whole
 
 MB = 1e6
 
@@ -16,6 +16,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", dest="path_option", metavar="FILE", help="the same, as elsewhere")
     parser.add_argument("--context", type=whole(1), metavar="N", help="size the cache for N tokens")
     parser.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens per call")
+    add_kv_type(parser)
 
 
 def run_inspect(args: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     _print_model(model)
     _print_layers(model)
     _print_types(model)
-    _print_cache(model.config, context, args.chunk)
+    _print_cache(model.config, context, args.chunk, args.kv_type)
     _print_oddities(model)
     return 0
 
@@ -102,7 +103,7 @@ def _print_types(model) -> None:
     print(line.format("total", count.total(), values.total(), f"{nbytes.total() / MB:.2f}"))
 
 
-def _print_cache(config, context: int, chunk: int | None) -> None:
+def _print_cache(config, context: int, chunk: int | None, kv_type: str | tuple[str, str]) -> None:
     from fastpath.cache import cache_bytes
     from fastpath.engine import default_chunk
 
@@ -110,8 +111,9 @@ def _print_cache(config, context: int, chunk: int | None) -> None:
     owners = [layer for layer in config.layers if layer.owns_kv]
     n_rings = sum(layer.window is not None for layer in owners)
     n_lines, n_shared = len(owners) - n_rings, config.n_layers - len(owners)
-    size = cache_bytes(config, 1, context, chunk)
-    print(f"\ncache    {size / MB:.1f} MB ({size} bytes) float32 for {context} tokens in chunks of {chunk}:")
+    size = cache_bytes(config, 1, context, chunk, kv_type)
+    kind = kv_type if isinstance(kv_type, str) else " and ".join(kv_type)
+    print(f"\ncache    {size / MB:.1f} MB ({size} bytes) {kind} for {context} tokens in chunks of {chunk}:")
     print(f"         {n_rings} rings (sliding), {n_lines} lines (global); {n_shared} layers read another's")
 
 

@@ -34,12 +34,13 @@ def run_logits(args: argparse.Namespace) -> int:
     """float32 [T, V], written chunk by chunk: memory does not grow with T."""
     import numpy as np
 
-    from fastpath.cli.setup import warm_up
+    from fastpath.cli.parts import Parts
+    from fastpath.cli.setup import prepare
 
     engine, ids = _engine_and_ids(args)
     V = engine.model.config.vocab_size
     with output.writing(args.out, engine.model.file.paths) as out:
-        warm_up(args, engine)
+        prepare(args, engine, len(ids), "all", Parts())
         np.lib.format.write_array_header_1_0(
             out, {"descr": "<f4", "fortran_order": False, "shape": (len(ids), V)}
         )
@@ -55,12 +56,13 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(args: argparse.Namespace) -> int:
-    from fastpath.cli.setup import warm_up
+    from fastpath.cli.parts import Parts
+    from fastpath.cli.setup import prepare
     from fastpath.trace import TraceFile, record, write_trace
 
     engine, ids = _engine_and_ids(args)
     with output.writing(args.out, engine.model.file.paths) as out:
-        warm_up(args, engine)
+        prepare(args, engine, len(ids), "all", Parts())
         arrays = record(engine, ids)
         write_trace(out, TraceFile(arrays, _meta(args, engine, ids)))
     output.summarise(args.out, f"{len(arrays)} arrays of {len(ids)} tokens")
@@ -86,6 +88,7 @@ def _meta(args: argparse.Namespace, engine, ids: list[int]) -> dict[str, Any]:
         "backend": args.backend,
         "activations": args.activations,
         "dtype": str(engine.cache.dtype),
+        "kv_type": engine.kv_type,
         "model": engine.model.path.name,
         "model_bytes": file.nbytes,
         "architecture": engine.model.config.architecture,

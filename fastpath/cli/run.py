@@ -4,6 +4,7 @@ import argparse
 
 from fastpath.cli import arguments
 from fastpath.cli.arguments import real, whole
+from fastpath.cli.parts import Parts
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,11 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stats", action="store_true", help="print times, rates and memory to stderr at the end"
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print time, bytes and percent of limit per kind of op and layer to stderr at the end",
     )
     _add_sampling(parser)
     arguments.add_engine(parser)
@@ -65,9 +71,11 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
 def run_run(args: argparse.Namespace) -> int:
     arguments.check_template(args)
     text = _prompt_text(args)
-    from fastpath.cli.answer import answer  # numpy and the compiler: only now that the arguments are right
+    parts = Parts()
+    with parts.measured("imports"):  # numpy and the compiler: only now that the arguments are right
+        from fastpath.cli.answer import answer
 
-    return answer(args, text)
+    return answer(args, text, parts)
 
 
 def _prompt_text(args: argparse.Namespace) -> str:

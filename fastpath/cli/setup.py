@@ -1,11 +1,19 @@
 """From parsed arguments to a model and an engine, with first-run progress."""
 
 import sys
+import time
+from functools import partial
 
 from fastpath.backend import ops_for
 from fastpath.cli.arguments import model_path
+from fastpath.cli.parts import Parts
 from fastpath.engine import Engine
 from fastpath.load import Model, load_model
+from fastpath.model.text import forward
+from refimpl.batch import LogitRows, make_batch
+
+MANY = 64  # tokens that stand for any longer prompt when kernels are chosen
+SILENT_S = 1.0  # packing that ends sooner is not spoken of
 
 
 def open_model(args) -> Model:
@@ -15,9 +23,53 @@ def open_model(args) -> Model:
 
 def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
     """An engine as the engine options say. max_chunk bounds a chunk that the user left open."""
-    chunk = args.chunk or max_chunk
-    options = {"context_len": args.context, "chunk": chunk, "activations": args.activations}
-    return Engine(model, ops_for(args.backend), **options)
+    return Engine(
+        model,
+        ops_for(args.backend),
+        context_len=args.context,
+        chunk=args.chunk or max_chunk,
+        activations=args.activations,
+        kv_type=args.kv_type,
+        replay=not args.no_replay,
+    )
+
+
+def prepare(args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts) -> int:
+    """Threads, weights and kernels for a prompt of so many tokens; how many kernels had to be compiled.
+
+    Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
+    """
+    _say_oddities(engine.model)
+    if args.backend != "cpu":
+        return 0
+    from fastpath.cpu import threads
+
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
+    with parts.measured("kernels"):
+        n_compiled = warm_up(engine, n_tokens, rows, repack=not args.no_repack)
+    if not args.no_repack:
+        with parts.measured("repack"):
+            engine.model = engine.model.packed(PackingProgress())
+    return n_compiled
+
+
+def warm_up(engine: Engine, n_tokens: int = MANY, rows: LogitRows = "last", *, repack: bool = False) -> int:
+    """The kernels for a prompt of so many tokens, and for what follows; how many had to be compiled.
+
+    repack  those that pack the weights as well, and those for packed weights instead of the engine's
+    """
+    from fastpath.cpu.warm import kernels_of, warm
+
+    plan, models = [], [engine.model]
+    if repack:
+        plan += kernels_of(lambda: models.append(engine.model.packed()))
+    model = models[-1]
+    for n in {1, min(n_tokens, engine.chunk, MANY)}:
+        batch = make_batch([(0, 0, [0] * n, rows)])
+        call = partial(forward, engine.ops, model.config, model.weights, engine.cache, batch)
+        plan += kernels_of(partial(call, activations=engine.activations))
+    return warm(list(dict.fromkeys(plan)), report=_report_kernel)
 
 
 def _say_oddities(model: Model) -> None:
@@ -29,26 +81,35 @@ def _say_oddities(model: Model) -> None:
         say(f"note: tensors of this file that are not used: {', '.join(unused[:3])}{more}")
 
 
-def warm_up(args, engine: Engine) -> None:
-    """Threads, and the kernels this model needs: compiled with progress at the first run, loaded later.
-
-    Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
-    """
-    _say_oddities(engine.model)
-    if args.backend != "cpu":
-        return
-    from fastpath.cpu import threads
-    from fastpath.cpu.warm import compile_plan, warm
-
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
-    warm(compile_plan(engine.model.weights, engine.activations), report=_report_kernel)
-
-
 def _report_kernel(i: int, n: int, name: str) -> None:
     if i == 1:
         say(f"compiling {n} kernels for this processor, once: later runs find them")
     say(f"compiling kernels {i}/{n}: {name}")
+
+
+class PackingProgress:
+    """What is said while weights are packed: nothing at first, then a line that a terminal shows in place,
+    and elsewhere a line per quarter.
+    """
+
+    def __init__(self, stream=None, clock=time.perf_counter):
+        self.stream, self.clock = stream or sys.stderr, clock
+        self.begin, self.shown = clock(), 0
+        self.is_tty = self.stream.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        percent = 100 * done // total
+        is_due = self.clock() - self.begin >= SILENT_S and percent >= self.shown + (1 if self.is_tty else 25)
+        if not is_due and not (done == total and self.shown):
+            return
+        self.shown = percent
+        text = f"packing weights: {percent} % of {total / 1e9:.1f} GB"
+        if self.is_tty:
+            end = "\r\x1b[K" if done == total else ""  # what was shown in place goes
+            self.stream.write(f"\r{text}{end}")
+        elif done < total:
+            self.stream.write(f"{text}\n")
+        self.stream.flush()
 
 
 def prompt_ids(model: Model, text: str, args) -> list[int]:

@@ -5,15 +5,19 @@ import resource
 import sys
 from pathlib import Path
 
+from fastpath.cli.parts import Parts, process_seconds
 from fastpath.cli.setup import say
 
 MB = 1e6
 
 
-def print_stats(engine, generation, load_s: float) -> None:
+def print_stats(args, engine, generation, parts: Parts, n_compiled: int) -> None:
     """To standard error, so that the answer can be piped away from it."""
+    model = engine.model
     n_prompt = min(len(generation.prompt_ids), engine.length())  # fewer if interrupted
-    say(f"load     {load_s:.2f} s, {engine.model.file.nbytes / MB:.1f} MB file")
+    say(f"load     {_parts(parts, generation)}")
+    say(f"kernels  {_kernels(args, n_compiled)}")
+    say(f"weights  {model.file.nbytes / MB:.1f} MB file{_packed(model)}")
     say(f"prefill  {_rate(n_prompt, generation.prefill_s)}")
     say(f"decode   {_rate(generation.n_decoded, generation.decode_s)}, ended by: {generation.reason}")
     say(
@@ -21,6 +25,34 @@ def print_stats(engine, generation, load_s: float) -> None:
         f"{engine.max_cache_bytes / MB:.1f} MB at full context ({engine.context_len})"
     )
     say(f"memory   {memory_line()}")
+
+
+def _parts(parts: Parts, generation) -> str:
+    """Each part of the time up to the first token; the rest is what no part covers."""
+    seconds = dict(parts.seconds)
+    total, after = process_seconds(), generation.prefill_s + generation.decode_s
+    if total is not None:
+        before = sum(seconds.values())
+        seconds = {"interpreter": max(0.0, total - after - before)} | seconds
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+    return f"{sum(seconds.values()):.2f} s: {listed}"
+
+
+def _kernels(args, n_compiled: int) -> str:
+    if args.backend != "cpu":
+        return "the reference's definitions, in NumPy"
+    from fastpath.cpu import machine
+
+    return machine.describe() + (f", {n_compiled} compiled" if n_compiled else ", all from the kernel cache")
+
+
+def _packed(model) -> str:
+    if model.arena is None:
+        return ", read as it lies"
+    huge = model.arena.huge_bytes()
+    percent = 0 if huge is None else min(100, 100 * huge // max(1, model.private_bytes))
+    pages = "" if huge is None else f", {percent} % of it in huge pages"
+    return f", {model.private_bytes / MB:.1f} MB packed{pages}"
 
 
 def _rate(n: int, seconds: float) -> str:
@@ -35,15 +67,21 @@ def peak_bytes() -> int:
 
 
 def memory_line() -> str:
+    own, of_files = own_bytes(), _status_bytes("RssFile")
     line = f"peak {peak_bytes() / MB:.0f} MB"
-    own = own_bytes()
-    return line if own is None else f"{line}, of which {own / MB:.0f} MB now are not pages of files"
+    if own is None or of_files is None:
+        return line
+    return f"{line}; now {own / MB:.0f} MB private, {of_files / MB:.0f} MB pages of files"
 
 
 def own_bytes() -> int | None:
     """Resident bytes that belong to no file, where the system says so (Linux)."""
+    return _status_bytes("RssAnon")
+
+
+def _status_bytes(name: str) -> int | None:
     try:
-        found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None

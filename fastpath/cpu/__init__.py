@@ -7,10 +7,11 @@ computed is defined there; the files here say how.  Laws that the tests hold:
     integer dot products equal their definition in every bit
 
 How a kernel is made: simd.py and simd_dot.py (vector values), kernel.py (range functions), threads.py (who
-computes what).
+computes what), program.py (a whole forward call as one compiled call).
 `warm.compile_plan` lists the kernels that a model needs; they are compiled once and kept (kernel_cache.py).
 """
 
+from fastpath.cpu import program as program  # no op: how calls of ops are recorded
 from fastpath.cpu.activation import geglu, softcap
 from fastpath.cpu.attention import attention, write_kv
 from fastpath.cpu.elementwise import add, scale

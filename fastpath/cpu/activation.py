@@ -1,10 +1,11 @@
 """GELU with a gate, and the soft cap.        definition: refimpl/ops/activation.py
 
-work item   1,024 values
+work item   up to 1,024 values of a row (soft cap: of all values)
 arithmetic  gelu(z) = z / (1 + exp(-2y)), which is z/2 * (1 + tanh(y)) without its cancellation for z < 0
 """
 
 import numba
+import numpy as np
 
 from fastpath.cpu import threads
 from fastpath.cpu.buffers import address, floats, output, shaped
@@ -27,7 +28,7 @@ from fastpath.cpu.vector_math import EXP_HIGH, exp, tanh
 
 F32 = numba.float32
 ITEM = 1024  # values
-ITEMS_PER_PIECE = 8
+VALUES_PER_PIECE = 1 << 11
 MINUS_2_SQRT_2_PI = F32(-1.5957691216057308)
 CUBIC = F32(0.044715)
 
@@ -43,15 +44,20 @@ def _gelu_times(z, up):
 
 @kernel
 def _geglu_kernel(args, lo, hi, thread):
-    gate, up, out, n = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    first, last = ITEM * lo, min(ITEM * hi, n)
-    for i in range(first, last - 15, 16):
-        store_f32(out + 4 * i, _gelu_times(load_f32(gate + 4 * i), load_f32(up + 4 * i)))
-    rest = (last - first) % 16
-    if rest:
-        at = 4 * (last - rest)
-        value = _gelu_times(load_first_f32(gate + at, rest), load_first_f32(up + at, rest))
-        store_first_f32(out + at, rest, value)
+    gates, ups, outs, width = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    up_stride = ld_i64(args + 32)
+    per_row = (width + ITEM - 1) // ITEM
+    for item in range(lo, hi):
+        row, first = item // per_row, item % per_row * ITEM
+        last = min(first + ITEM, width)
+        gate, up, out = gates + 4 * width * row, ups + up_stride * row, outs + 4 * width * row
+        for i in range(first, last - 15, 16):
+            store_f32(out + 4 * i, _gelu_times(load_f32(gate + 4 * i), load_f32(up + 4 * i)))
+        rest = (last - first) % 16
+        if rest:
+            at = 4 * (last - rest)
+            value = _gelu_times(load_first_f32(gate + at, rest), load_first_f32(up + at, rest))
+            store_first_f32(out + at, rest, value)
 
 
 @kernel
@@ -69,16 +75,25 @@ def _softcap_kernel(args, lo, hi, thread):
 
 def geglu(gate, up, *, out=None):
     gate = floats(gate, "geglu: gate")
-    up = shaped(up, gate.shape, "geglu: up")
+    width = gate.shape[-1] if gate.ndim else 1
+    if not _is_rows(up, gate.shape):  # the per-layer inputs lie [T, L, P]: rows with gaps
+        up = shaped(up, gate.shape, "geglu: up")
+    up_stride = up.strides[0] if up.ndim == 2 else 4 * width
     out = output(out, gate.shape, "geglu")
-    args = (address(gate), address(up), address(out), gate.size)
-    threads.run(_geglu_kernel, args, -(-gate.size // ITEM), ITEMS_PER_PIECE)
+    args = (address(gate), address(up), address(out), width, up_stride)
+    n_rows, per_row = gate.size // max(1, width), -(-width // ITEM)
+    threads.run(_geglu_kernel, args, n_rows * per_row, VALUES_PER_PIECE // max(1, min(width, ITEM)))
     return out
+
+
+def _is_rows(x, shape):
+    """float32[T, C] whose rows are contiguous, with any distance between them."""
+    return x.dtype == np.float32 and x.ndim == 2 and x.shape == shape and x.strides[1] == 4
 
 
 def softcap(x, cap, *, out=None):
     x = floats(x, "softcap: x")
     out = output(out, x.shape, "softcap")
     args = (address(x), address(out), x.size, f32_word(cap))
-    threads.run(_softcap_kernel, args, -(-x.size // ITEM), ITEMS_PER_PIECE)
+    threads.run(_softcap_kernel, args, -(-x.size // ITEM), VALUES_PER_PIECE // ITEM)
     return out

@@ -5,6 +5,8 @@ import threading
 
 import numpy as np
 
+from fastpath.cpu import pool, recording
+
 _local = threading.local()
 
 
@@ -14,7 +16,12 @@ def floats(x, where):
         raise ValueError(
             f"{where}: got {x.dtype}, expected float32. Convert it, or use the reference's op table"
         )
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return x if x.flags.c_contiguous else _copied(x, np.float32, where)
+
+
+def rounded(x, where):
+    """`floats` that takes float64 too."""
+    return floats(x if x.dtype == np.float32 else _copied(x, np.float32, where), where)
 
 
 def shaped(x, shape, where):
@@ -32,22 +39,60 @@ def numbers(ids, n, where):
     return np.ascontiguousarray(ids, dtype=np.int64)
 
 
-def output(out, shape, where):
-    """`out` if it fits, a new float32 array if it is None."""
+def integers(ids, shape, where):
+    """int32 of this shape from integer ids; those of a batch are that already."""
+    shape = tuple(shape)
+    if (
+        isinstance(ids, np.ndarray)
+        and ids.dtype == np.int32
+        and ids.shape == shape
+        and ids.flags.c_contiguous
+    ):
+        return ids
+    ids = np.asarray(ids)
+    if ids.shape != shape or ids.dtype.kind not in "iu":
+        raise ValueError(f"{where}: got {ids.dtype}{list(ids.shape)}, expected integers of shape {shape}")
+    if ids.size and not -(1 << 31) <= ids.min() <= ids.max() < 1 << 31:
+        raise ValueError(f"{where}: {ids.min()} to {ids.max()}, expected numbers that fit in 32 bits")
+    return _copied(ids, np.int32, where)
+
+
+def _copied(x, dtype, where):
+    if recording.current() is not None:  # the copy would hold the values of this call for ever
+        raise recording.UnableError(
+            f"{where}: {x.dtype}{list(x.shape)} with strides {x.strides} cannot be recorded, expected "
+            f"contiguous {np.dtype(dtype)}. Pass it so, or run without replay"
+        )
+    return np.ascontiguousarray(x, dtype=dtype)
+
+
+def output(out, shape, where, dtype=np.float32, *, of_host=False):
+    """`out` if it fits; a new array if it is None, in the program's memory while one is recorded.
+
+    of_host  a host step writes it (recording.py): before all kernels, so that none may have used its memory
+    """
     shape = tuple(shape)
     if out is None:
-        return np.empty(shape, np.float32)
-    if out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous or not out.flags.writeable:
+        program = recording.current()
+        return pool.empty(shape, dtype) if program is None else program.array(shape, dtype, of_host)
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(
             f"{where}: out is {out.dtype}{list(out.shape)}, "
-            f"expected a writable, contiguous float32{list(shape)}"
+            f"expected a writable, contiguous {np.dtype(dtype)}{list(shape)}"
         )
     return out
 
 
 def address(array):
-    """Where an array's first value lies.  Of two equal ways the second takes three times as long."""
-    if array.flags.writeable and array.flags.c_contiguous and array.size:
+    """Where an array's first value lies.  A program that is recorded keeps the array.
+
+    Of the two ways, which agree, the second takes three times as long.
+    """
+    program = recording.current()
+    if program is not None:
+        program.keep(array)
+    flags = array.flags
+    if flags.writeable and flags.c_contiguous and array.size:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))
     return array.__array_interface__["data"][0]
 
@@ -55,11 +100,14 @@ def address(array):
 def workspace(n_bytes, slot):
     """Address of scratch memory, aligned to 64 bytes and kept for the next call of the same thread.
 
-    `slot` names the use: two workspaces of one name are the same memory.
+    `slot` names the use: two workspaces of one name are the same memory.  A program has its own.
     """
-    kept = _local.__dict__.setdefault("kept", {})
+    program = recording.current()
+    kept = _local.__dict__.setdefault("kept", {}) if program is None else program.workspaces
     if slot not in kept or kept[slot][0] < n_bytes:
         size = n_bytes + n_bytes // 4
         memory = np.empty(size + 64, np.uint8)
-        kept[slot] = size, -(-address(memory) // 64) * 64, memory
+        kept[slot] = size, -(-memory.ctypes.data // 64) * 64, memory
+        if program is not None:
+            program.keep(memory)  # also when a later step wants a larger one
     return kept[slot][1]

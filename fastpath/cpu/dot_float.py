@@ -1,160 +1,125 @@
-"""Matrix products on plain numbers: F32, F16, BF16, and rows dequantised before.
+"""Products on plain numbers: F32, F16, BF16, and rows dequantised before.
 
-    work item   16 weight rows of one matrix, four at a time, against all activation rows that use this matrix
+    work item   16 weight rows of one matrix, four at a time, against up to four activation rows at a time
     arithmetic  16 lanes per output, acc[l] = fma(w[16j + l], x[16j + l], acc[l]), j ascending; then the lanes
                 l and l + 8 are added, l and l + 4, l and l + 2, l and l + 1.  What is missing in the last 16
                 columns counts as zero.
+    traffic     the first activation rows read the weights from memory, others find them in the caches; while
+                four rows are in work, the same columns of the next four are asked for
 
-Four weight rows by two activation rows are computed together, to use each loaded vector more than once; the
-chain of an output is its own.  Arguments as in dot.py, but `q` is x f32[T, C].
+Arguments as in matvec.py, with x f32[T, C] for q.
 """
 
-import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from fastpath.cpu.kernel import helper, inlined, kernel
-from fastpath.cpu.simd import (
-    fma_f32,
-    ld_i64,
-    ld_u16,
-    load_f32,
-    load_first_f32,
-    load_u16,
-    low_bf16,
-    low_f16,
-    splat_f32,
-    st_f32,
-    st_u16,
-    store_f32,
-    sum_f32,
-)
+from fastpath.cpu.kernel import inlined, kernel
+from fastpath.cpu.lanes import widened
+from fastpath.cpu.matvec import addresses, each_group, tuple_of, values_of
+from fastpath.cpu.simd import F32, I16, I32, I64, f32x16, i32s, i32x16, invoke, pointer, same, splat
+from fastpath.cpu.simd_dot import FIRST_LEVEL, prefetch, row_address, sums_of_vectors
 
-F32 = numba.float32
+QUAD = 4  # weight rows at a time
+NEAR = 512  # bytes ahead in each row
 
 
-def scratch_bytes(n_cols):
-    """Four widened rows and room for the last part of one."""
-    return 4 * row_pitch(n_cols) + 64
+def _from_bf16(b, bits):
+    return b.bitcast(b.shl(b.zext(bits, i32x16.ir), same(i32x16, 16)), f32x16.ir)
 
 
-@helper
-def _pitch(n_cols):
-    return (n_cols + 15) // 16 * 64
+def _as_it_is(b, numbers):
+    return numbers
 
 
-row_pitch = _pitch.py_func
+def rows_product(element, widen):
+    """Address of up to 16 rows, bytes of a row, their number, rows of x, columns -> f32[16] per row of x."""
+    kind = ir.VectorType(element, 16)
+    size = 2 if element is I16 else 4
+
+    def loads(b, rows, xs, at, mask):
+        """16 columns of four weight rows and of the rows of x."""
+        w = [widen(b, _load(b, b.add(row, b.mul(at, I64(size))), kind, mask)) for row in rows]
+        return w, [_load(b, b.add(x, b.shl(at, I64(2))), f32x16.ir, mask) for x in xs]
+
+    def step(b, slots, w, x):
+        for i, row in enumerate(w):
+            for t, column in enumerate(x):
+                slot = slots[i][t]
+                b.store(invoke(b, "llvm.fma.v16f32", f32x16.ir, [row, column, b.load(slot)]), slot)
+
+    def quad(b, base, row_bytes, last, first, xs, n_cols, stack):
+        """The sums of rows first .. first + 3, lane by lane, on the stack: [T][16] vectors."""
+        source = b.add(base, b.mul(first, row_bytes))
+        rows = [
+            b.ptrtoint(row_address(b, source, row_bytes, b.sub(last, first), i), I64) for i in range(QUAD)
+        ]
+        slots = [[cgutils.alloca_once(b, f32x16.ir) for _ in xs] for _ in rows]
+        for slot in (slot for row in slots for slot in row):
+            b.store(same(f32x16, 0.0), slot)
+        with cgutils.for_range_slice(b, I64(0), b.and_(n_cols, I64(-16)), I64(16), intp=I64) as (at, _):
+            for row in rows:
+                here = b.add(row, b.mul(at, I64(size)))
+                prefetch(b, b.add(here, b.shl(row_bytes, I64(2))))
+                prefetch(b, b.add(here, I64(NEAR)), FIRST_LEVEL)
+            step(b, slots, *loads(b, rows, xs, at, None))
+        rest = b.and_(n_cols, I64(15))
+        with b.if_then(b.icmp_signed(">", rest, I64(0)), likely=False):
+            mask = b.icmp_signed("<", i32s(range(16)), splat(b, b.trunc(rest, I32), 16))
+            step(b, slots, *loads(b, rows, xs, b.sub(n_cols, rest), mask))
+        for i, row in enumerate(slots):
+            for t, slot in enumerate(row):
+                place = b.add(b.add(stack, I64(1024 * t + 64 * i)), b.shl(first, I64(6)))
+                b.store(b.load(slot), pointer(b, place), align=1)
+
+    def codegen(context, b, signature, args):
+        base, row_bytes, n, xs, n_cols = args
+        xs = values_of(b, xs)
+        stack = b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(f32x16.ir, 16 * len(xs))), I64)
+        with cgutils.for_range_slice(b, I64(0), n, I64(QUAD), intp=I64) as (first, _):
+            quad(b, base, row_bytes, b.sub(n, I64(1)), first, xs, n_cols, stack)
+        sums = [sums_of_vectors(b, b.add(stack, I64(1024 * t))) for t in range(len(xs))]
+        return tuple_of(b, context.get_value_type(signature.return_type), sums)
+
+    @intrinsic
+    def product(typingctx, base, row_bytes, n, xs, n_cols):
+        kind = types.UniTuple(f32x16, len(xs))
+        return kind(types.intp, types.intp, types.intp, xs, types.intp), codegen
+
+    return product
 
 
-@helper
-def widen_f16(source, n_cols, target, spare):
-    for c in range(0, n_cols // 16 * 16, 16):
-        store_f32(target + 4 * c, low_f16(load_u16(source + 2 * c)))
-    rest = n_cols % 16
-    if rest:
-        for l in range(16):
-            st_u16(spare + 2 * l, ld_u16(source + 2 * (n_cols - rest + l)) if l < rest else 0)
-        store_f32(target + 4 * (n_cols - rest), low_f16(load_u16(spare)))
-
-
-@helper
-def widen_bf16(source, n_cols, target, spare):
-    for c in range(0, n_cols // 16 * 16, 16):
-        store_f32(target + 4 * c, low_bf16(load_u16(source + 2 * c)))
-    rest = n_cols % 16
-    if rest:
-        for l in range(16):
-            st_u16(spare + 2 * l, ld_u16(source + 2 * (n_cols - rest + l)) if l < rest else 0)
-        store_f32(target + 4 * (n_cols - rest), low_bf16(load_u16(spare)))
-
-
-@helper
-def copy_f32(source, n_cols, target, spare):
-    for c in range(0, n_cols // 16 * 16, 16):
-        store_f32(target + 4 * c, load_f32(source + 4 * c))
-    rest = n_cols % 16
-    if rest:
-        store_f32(target + 4 * (n_cols - rest), load_first_f32(source + 4 * (n_cols - rest), rest))
-
-
-@helper
-def _tile(w, pitch, x0, x1, n_cols, y0, y1, n):
-    """Four rows at w against two rows of x; the first n outputs are stored."""
-    zero = splat_f32(F32(0.0))
-    a0, a1, a2, a3, b0, b1, b2, b3 = zero, zero, zero, zero, zero, zero, zero, zero
-    w1, w2, w3 = w + pitch, w + 2 * pitch, w + 3 * pitch
-    whole = n_cols // 16 * 64
-    for c in range(0, whole, 64):
-        u, v = load_f32(x0 + c), load_f32(x1 + c)
-        k = load_f32(w + c)
-        a0, b0 = fma_f32(k, u, a0), fma_f32(k, v, b0)
-        k = load_f32(w1 + c)
-        a1, b1 = fma_f32(k, u, a1), fma_f32(k, v, b1)
-        k = load_f32(w2 + c)
-        a2, b2 = fma_f32(k, u, a2), fma_f32(k, v, b2)
-        k = load_f32(w3 + c)
-        a3, b3 = fma_f32(k, u, a3), fma_f32(k, v, b3)
-    rest = n_cols % 16
-    if rest:
-        u, v = load_first_f32(x0 + whole, rest), load_first_f32(x1 + whole, rest)
-        k = load_f32(w + whole)
-        a0, b0 = fma_f32(k, u, a0), fma_f32(k, v, b0)
-        k = load_f32(w1 + whole)
-        a1, b1 = fma_f32(k, u, a1), fma_f32(k, v, b1)
-        k = load_f32(w2 + whole)
-        a2, b2 = fma_f32(k, u, a2), fma_f32(k, v, b2)
-        k = load_f32(w3 + whole)
-        a3, b3 = fma_f32(k, u, a3), fma_f32(k, v, b3)
-    st_f32(y0, sum_f32(a0))
-    st_f32(y1, sum_f32(b0))
-    if n > 1:
-        st_f32(y0 + 4, sum_f32(a1))
-        st_f32(y1 + 4, sum_f32(b1))
-    if n > 2:
-        st_f32(y0 + 8, sum_f32(a2))
-        st_f32(y1 + 8, sum_f32(b2))
-    if n > 3:
-        st_f32(y0 + 12, sum_f32(a3))
-        st_f32(y1 + 12, sum_f32(b3))
+def _load(b, address, kind, mask):
+    """16 numbers; with a mask the others are zero, and no memory of theirs is touched."""
+    if mask is None:
+        return b.load(pointer(b, address), typ=kind, align=1)
+    name = {F32: "f32", I16: "i16"}[kind.element]
+    args = [pointer(b, address), I32(1), mask, ir.Constant(kind, None)]
+    return invoke(b, f"llvm.masked.load.v16{name}.p0", kind, args)
 
 
 @inlined
-def rows_of_numbers(args, lo, hi, thread, widen):
-    weights, matrix_bytes, row_bytes = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
-    n_rows, n_cols, x = ld_i64(args + 24), ld_i64(args + 32), ld_i64(args + 40)
-    y, y_stride = ld_i64(args + 64), ld_i64(args + 72)
-    matrices, starts = ld_i64(args + 88), ld_i64(args + 96)
-    x_rows, out_rows = ld_i64(args + 104), ld_i64(args + 112)
-    work = ld_i64(args + 120) + thread * ld_i64(args + 128)
-    n_groups, pitch = (n_rows + 15) // 16, _pitch(n_cols)
-    spare = work + 4 * pitch
-    for item in range(lo, hi):
-        used, group = item // n_groups, item % n_groups
-        entry, stop = ld_i64(starts + 8 * used), ld_i64(starts + 8 * used + 8)
-        matrix = weights + ld_i64(matrices + 8 * used) * matrix_bytes
-        for first in range(16 * group, min(16 * group + 16, n_rows), 4):
-            n = min(4, n_rows - first)
-            for r in range(4):
-                widen(matrix + (first + min(r, n - 1)) * row_bytes, n_cols, work + r * pitch, spare)
-            for e in range(entry, stop, 2):
-                also = min(e + 1, stop - 1)  # an odd last row is computed twice, to the same bytes
-                _tile(
-                    work, pitch,
-                    x + ld_i64(x_rows + 8 * e) * n_cols * 4,
-                    x + ld_i64(x_rows + 8 * also) * n_cols * 4, n_cols,
-                    y + ld_i64(out_rows + 8 * e) * y_stride + 4 * first,
-                    y + ld_i64(out_rows + 8 * also) * y_stride + 4 * first, n,
-                )  # fmt: skip
+def _group(product, count, base, n_cols, block_size, block_bytes, n, x, rows, n_rows):
+    return product(base, n_cols * block_bytes, n, addresses(rows, n_rows, x[0], 4 * n_cols, count), n_cols)
+
+
+_f32, _f16, _bf16 = rows_product(F32, _as_it_is), rows_product(I16, widened), rows_product(I16, _from_bf16)
 
 
 @kernel
 def linear_f32(args, lo, hi, thread):
-    rows_of_numbers(args, lo, hi, thread, copy_f32)
+    each_group(args, lo, hi, thread, _group, _f32, 1, 4)
 
 
 @kernel
 def linear_f16(args, lo, hi, thread):
-    rows_of_numbers(args, lo, hi, thread, widen_f16)
+    each_group(args, lo, hi, thread, _group, _f16, 1, 2)
 
 
 @kernel
 def linear_bf16(args, lo, hi, thread):
-    rows_of_numbers(args, lo, hi, thread, widen_bf16)
+    each_group(args, lo, hi, thread, _group, _bf16, 1, 2)
+
+
+KERNELS = {"F32": linear_f32, "F16": linear_f16, "BF16": linear_bf16}

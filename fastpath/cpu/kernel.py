@@ -20,7 +20,6 @@ from fastpath.cpu import kernel_cache
 from fastpath.cpu.simd import I64
 
 SIGNATURE = types.void(types.intp, types.intp, types.intp, types.intp)
-_OPTIONS = {"error_model": "numpy"}  # x / 0 is inf, as in NumPy; nothing raises inside a kernel
 _lock = threading.Lock()
 KERNELS = {}
 
@@ -43,7 +42,7 @@ class Kernel:
         self.name = kernel_cache.name_of(function)
         self.was_cached = False
         self._address = 0
-        self._compiled = None
+        self._code = None
         KERNELS[self.name] = self
 
     @property
@@ -58,17 +57,10 @@ class Kernel:
         """Compile, or take from the cache; returns the address of the machine code."""
         with _lock:
             if not self._address:
-                self._compiled = self._compile()
-                self._address = self._compiled.address
+                self._code = kernel_cache.machine_code(self.function, SIGNATURE)
+                self.was_cached = self._code.was_cached
+                self._address = self._code.address
         return self._address
-
-    def _compile(self):
-        def build(cache):
-            compiled = numba.cfunc(SIGNATURE, cache=cache, **_OPTIONS)(self.function)
-            self.was_cached = compiled.cache_hits > 0
-            return compiled
-
-        return kernel_cache.through(self.function, build)
 
 
 def kernel(function):

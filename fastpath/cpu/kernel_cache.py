@@ -1,33 +1,37 @@
-"""Where compiled kernels are kept between runs.
+"""Machine code of kernels, kept between runs.
 
-Numba checks only the file that defines a cached function, not the files it was built from.  So the folder's
-name is a hash of all kernel sources, the compiler's version and the CPU: an edit, an upgrade or another
-machine gets another folder, and stale code cannot run.  Candidates, first usable one wins:
-
-    $NUMBA_CACHE_DIR    if the user set it
-    the user's cache folder ($XDG_CACHE_HOME, ~/.cache, ~/Library/Caches, %LOCALAPPDATA%)
-    a private folder of this user in the system's temporary folder
-    none: kernels are compiled in each process
+A kernel's file holds the object code that Numba made, and is loaded without Numba: starting its compiler
+takes 0.3 s even when there is nothing to compile.  The folder's name is a hash of all kernel sources, the
+compiler's version, the kernel set and the CPU: an edit, an upgrade or another machine gets another folder,
+and stale code cannot run.  A full disk, a truncated file or a folder that is gone costs time, never an
+answer.
 """
 
 import contextlib
 import hashlib
+import inspect
+import json
 import os
+import re
 import shutil
 import sys
-import tempfile
-import threading
-import time
+from functools import cache
 from pathlib import Path
 
 import llvmlite
+import llvmlite.binding as llvm
 import numba
 from numba.core import config
+from numba.core.base import _load_global_helpers
+from numba.core.runtime import _nrt_python
 
+from fastpath import user_cache
 from fastpath.cpu import machine
 
-KEEP_DAYS = 30  # folders of older sources are removed when they have not been used for so long
+KEEP_FOLDERS = 12  # of other sources, versions and machines
 _SOURCES = Path(__file__).parent
+_OPTIONS = {"error_model": "numpy"}  # x / 0 is inf, as in NumPy; nothing raises inside a kernel
+_NEEDED = re.compile(r'^declare .*?@"?([^"(]+)"?\(|^@"?([^"\s]+)"? = external ', re.MULTILINE)
 
 
 def source_hash():
@@ -36,118 +40,122 @@ def source_hash():
     for path in sorted(_SOURCES.glob("*.py")):
         state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     versions = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, config.CPU_NAME)
-    state.update(repr((versions, sorted(machine.FEATURES))).encode())
+    state.update(repr((versions, machine.KERNELS, sorted(machine.FEATURES))).encode())
     return state.hexdigest()
-
-
-def _user_cache():
-    if sys.platform == "win32":
-        return os.environ.get("LOCALAPPDATA")
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):  # the specification: a relative one is to be ignored
-        return named
-    home = os.path.expanduser("~")
-    if not (os.path.isabs(home) and os.path.isdir(home)):  # a home that is not there is not ours to make
-        return None
-    return os.path.join(home, "Library/Caches" if sys.platform == "darwin" else ".cache")
-
-
-def _candidates():
-    """(folder, whether the user named it)."""
-    if config.CACHE_DIR:
-        yield Path(config.CACHE_DIR), True
-    if base := _user_cache():
-        yield Path(base) / "twinpath", False
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    with contextlib.suppress(OSError):  # no usable temporary folder at all
-        yield Path(tempfile.gettempdir()) / f"twinpath-{user}", False
-
-
-def _usable(folder, is_named):
-    """Make the folder; True if we can write to it and, unless the user named it, nobody else can.
-
-    A cache holds code that we run.  In a shared temporary folder somebody may have made ours before us.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and not is_named:
-            status = folder.stat()
-            if status.st_uid != os.getuid() or status.st_mode & 0o002:
-                return False
-        tempfile.TemporaryFile(dir=folder).close()
-        return True
-    except OSError:
-        return False
-
-
-def _remove_old(parent, current):
-    limit = time.time() - KEEP_DAYS * 86400
-    for folder in parent.glob("kernels-*"):
-        with contextlib.suppress(OSError):
-            if folder != current and folder.stat().st_mtime < limit:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def find():
     """The folder for this process's kernels, or None when there is no place to keep them."""
     name = f"kernels-{source_hash()}"
-    for parent, is_named in _candidates():
+    for parent, is_named in user_cache.places():
         folder = parent / name
         known = folder.exists()
-        if _usable(parent, is_named) and _usable(folder, is_named):
+        if user_cache.usable(parent, is_named) and user_cache.usable(folder, is_named):
             if not known:
-                _remove_old(parent, folder)
+                others = (other for other in parent.glob("kernels-*") if other != folder)
+                user_cache.remove_old(others, KEEP_FOLDERS, lambda other: shutil.rmtree(other, True))
             with contextlib.suppress(OSError):
-                os.utime(folder)  # in use: `_remove_old` of other versions lets it live
+                os.utime(folder)  # in use: other versions let it live
             return folder
     return None
 
 
 FOLDER = find()
-_changing = threading.RLock()  # of numba's setting, which is one for the process
-
-
-def through(function, build):
-    """build(cache=True) in our folder; without a cache if there is no folder, or if it fails.
-
-    A full disk, a truncated file or an entry from a module that is gone costs time, never an answer.
-    """
-    if FOLDER is not None:
-        for _ in range(2):
-            try:
-                with _active():
-                    return build(True)
-            except (
-                Exception
-            ):  # whatever unpickling and file systems come up with; a fault of ours comes again below
-                _forget(function)
-    return build(False)
-
-
-@contextlib.contextmanager
-def _active():
-    """Numba's cache is our folder for a moment; other users of Numba keep theirs."""
-    with _changing:
-        before, config.CACHE_DIR = config.CACHE_DIR, str(FOLDER)
-        try:
-            yield
-        finally:
-            config.CACHE_DIR = before
 
 
 def name_of(function):
-    """'module.function', as Numba names the files of a function."""
+    """'module.function'."""
     return f"{function.__module__.rsplit('.', 1)[-1]}.{function.__qualname__}"
-
-
-def _forget(function):
-    for path in FOLDER.glob(f"*/{name_of(function)}-*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def stored():
     """Names of the kernels that the folder holds: 'module.function'."""
     if FOLDER is None:
         return frozenset()
-    return frozenset(path.name.rsplit("-", 1)[0] for path in FOLDER.glob("*/*.nbi"))
+    return frozenset(path.name.rsplit("-", 1)[0] for path in FOLDER.glob("*.o"))
+
+
+class MachineCode:
+    """A function compiled for C to call. `address` is good as long as this object lives."""
+
+    def __init__(self, address, keep_alive, was_cached):
+        self.address, self._keep_alive, self.was_cached = address, keep_alive, was_cached
+
+
+def machine_code(function, signature):
+    """The machine code of a function of Numba's language: kept code, or code compiled now and kept."""
+    path = None if FOLDER is None else _path(function, signature)
+    if path is not None and (found := _load(path)) is not None:
+        return found
+    compiled = numba.cfunc(signature, **_OPTIONS)(function)
+    if path is not None:
+        _store(path, compiled)
+    return MachineCode(compiled.address, compiled, False)
+
+
+def _path(function, signature):
+    """None for functions whose code depends on what no hash here covers."""
+    if function.__closure__:
+        return None
+    state = hashlib.blake2b(str(signature).encode(), digest_size=8)
+    source = Path(inspect.getfile(function))
+    if source.parent != _SOURCES:  # a test's kernel
+        try:
+            state.update(source.read_bytes())
+        except OSError:
+            return None
+    return FOLDER / f"{name_of(function)}-{state.hexdigest()}.o"
+
+
+def _store(path, compiled):
+    """Header line, object code. Written whole or not at all, whoever else does the same."""
+    library = compiled._library
+    code = library.serialize_using_object_code()[2][0]
+    needs = {function or variable for function, variable in _NEEDED.findall(library.get_llvm_str())}
+    needs = sorted(name for name in needs if not name.startswith("llvm."))
+    header = {"entry": compiled.native_name, "needs": needs}
+    header["check"] = _check(header, code)
+    part = path.with_name(f".{path.name}-{os.getpid()}.part")
+    try:
+        part.write_bytes(json.dumps(header).encode() + b"\n" + code)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _load(path):
+    """None if there is nothing, or nothing that can be used."""
+    try:
+        head, _, code = path.read_bytes().partition(b"\n")
+        header = json.loads(head)
+        if header["check"] != _check(header, code):
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    _add_symbols()
+    if not all(llvm.address_of_symbol(name) for name in header["needs"]):
+        return None  # LLVM would end the process
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return MachineCode(engine.get_function_address(header["entry"]), engine, True)
+
+
+def _check(header, code):
+    names = json.dumps([header["entry"], header["needs"]]).encode()
+    return hashlib.blake2b(names + code, digest_size=16).hexdigest()
+
+
+def _target_machine():
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine()
+
+
+@cache
+def _add_symbols():
+    """What the error paths of compiled functions name, which no kernel takes: as Numba does to compile."""
+    _load_global_helpers()
+    for name, address in _nrt_python.c_helpers.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)

@@ -1,10 +1,11 @@
 """Mixture of experts: the choice, and the weighted sum.        definition: refimpl/ops/moe.py
 
-work item   one token (route)
+work item   one token
 arithmetic  the choice is made on the logits themselves, so that no rounding of a softmax makes ties; the
             weights are exp(logit - top) of the chosen ones over their sum, in the order of the choice;
             where the definition's softmax is NaN (a logit is, or the largest is infinite) the whole row is,
-            and the choice is 0, 1, 2, ...
+            and the choice is 0, 1, 2, ...;
+            the sum: each product is rounded, then each sum, in the order of the choice
 """
 
 import numba
@@ -14,13 +15,16 @@ from fastpath.cpu import threads
 from fastpath.cpu.buffers import address, floats, output, shaped, workspace
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.simd import (
+    add_f32,
     div_f32,
     ld_f32,
     ld_i64,
     ld_u8,
     load_f32,
+    load_first_f32,
     mul_f32,
     splat_f32,
+    spread_f32,
     st_f32,
     st_i32,
     st_u8,
@@ -33,6 +37,7 @@ from fastpath.cpu.vector_math import exp_or_zero
 F32 = numba.float32
 NAN = np.float32(np.nan)
 TOKENS_PER_PIECE = 16
+SUMMED_VALUES_PER_PIECE = 1 << 15
 
 
 @kernel
@@ -81,6 +86,21 @@ def _route_kernel(args, lo, hi, thread):
             store_first_f32(weights + 4 * (n_active * t + a), min(16, n_active - a), share)
 
 
+@kernel
+def _expert_sum_kernel(args, lo, hi, thread):
+    y, weights, out = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16)
+    n_active, width = ld_i64(args + 24), ld_i64(args + 32)
+    for t in range(lo, hi):
+        rows, shares = y + 4 * n_active * width * t, weights + 4 * n_active * t
+        for c in range(0, width, 16):
+            count = min(16, width - c)
+            total = mul_f32(load_first_f32(rows + 4 * c, count), spread_f32(shares))
+            for a in range(1, n_active):
+                said = load_first_f32(rows + 4 * (a * width + c), count)
+                total = add_f32(total, mul_f32(said, spread_f32(shares + 4 * a)))
+            store_first_f32(out + 4 * (width * t + c), count, total)
+
+
 def route(router_logits, n_active, expert_scale, *, out=None):
     logits = floats(router_logits, "route: router_logits")
     T, E = logits.shape
@@ -89,11 +109,7 @@ def route(router_logits, n_active, expert_scale, *, out=None):
     if expert_scale is not None:
         expert_scale = shaped(expert_scale, (E,), "route: expert_scale")
     ids, weights = (None, None) if out is None else out
-    ids = np.empty((T, n_active), np.int32) if ids is None else ids
-    if ids.shape != (T, n_active) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
-        raise ValueError(
-            f"route: out ids {ids.dtype}{list(ids.shape)}, expected contiguous int32[{T}, {n_active}]"
-        )
+    ids = output(ids, (T, n_active), "route: ids", np.int32)
     weights = output(weights, (T, n_active), "route: weights")
     per_thread = -(-(8 * (n_active + 16) + E) // 64) * 64
     n_threads = threads.num_threads()
@@ -110,7 +126,6 @@ def expert_sum(y, expert_weights, *, out=None):
     T, A, D = y.shape
     expert_weights = shaped(expert_weights, (T, A), "expert_sum: expert_weights")
     out = output(out, (T, D), "expert_sum")
-    np.multiply(y[:, 0], expert_weights[:, :1], out=out)
-    for a in range(1, A):
-        out += y[:, a] * expert_weights[:, a : a + 1]
+    args = (address(y), address(expert_weights), address(out), A, D)
+    threads.run(_expert_sum_kernel, args, T, SUMMED_VALUES_PER_PIECE // max(1, A * D))
     return out

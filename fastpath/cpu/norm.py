@@ -26,7 +26,7 @@ from fastpath.cpu.simd import (
 )
 
 F32 = numba.float32
-VALUES_PER_PIECE = 1 << 15
+VALUES_PER_PIECE = 1 << 13
 
 
 @kernel

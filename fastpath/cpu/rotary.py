@@ -6,8 +6,8 @@ arithmetic  two products and a sum per component, each rounded, as in the refere
 
 import numpy as np
 
-from fastpath.cpu import threads
-from fastpath.cpu.buffers import address, floats, output
+from fastpath.cpu import recording, threads
+from fastpath.cpu.buffers import address, floats, output, rounded
 from fastpath.cpu.kernel import kernel
 from fastpath.cpu.simd import (
     add_f32,
@@ -20,7 +20,7 @@ from fastpath.cpu.simd import (
     sub_f32,
 )
 
-VALUES_PER_PIECE = 1 << 15
+VALUES_PER_PIECE = 1 << 13
 
 
 @kernel
@@ -46,11 +46,17 @@ def _rope_kernel(args, lo, hi, thread):
 
 
 def rope_table(positions, inv_freq, *, out=None):
-    angles = np.asarray(positions, np.float64)[:, None] * inv_freq
     cos, sin = (None, None) if out is None else out
-    cos, sin = output(cos, angles.shape, "rope_table: cos"), output(sin, angles.shape, "rope_table: sin")
-    cos[...] = np.cos(angles)
-    sin[...] = np.sin(angles)
+    shape = (len(positions), len(inv_freq))
+    cos = output(cos, shape, "rope_table: cos", of_host=True)
+    sin = output(sin, shape, "rope_table: sin", of_host=True)
+
+    def fill():
+        angles = np.asarray(positions, np.float64)[:, None] * inv_freq
+        cos[...] = np.cos(angles)
+        sin[...] = np.sin(angles)
+
+    recording.host(fill)
     return cos, sin
 
 
@@ -60,8 +66,7 @@ def rope(x, cos, sin, *, out=None):
         raise ValueError(
             f"rope: x {x.shape}, cos {cos.shape}, sin {sin.shape}; expected [T, N, H] and [T, H/2]"
         )
-    x = floats(x, "rope: x")
-    cos, sin = (np.ascontiguousarray(angle, dtype=np.float32) for angle in (cos, sin))
+    x, cos, sin = floats(x, "rope: x"), rounded(cos, "rope: cos"), rounded(sin, "rope: sin")
     out = output(out, x.shape, "rope")
     args = (address(x), address(cos), address(sin), address(out), N, H // 2)
     threads.run(_rope_kernel, args, T, VALUES_PER_PIECE // max(N * H, 1))

@@ -207,6 +207,7 @@ ld_i64 = _loads_scalar(types.int64, I64)
 ld_f32 = _loads_scalar(types.float32, F32)
 st_u8, st_u16 = _stores_scalar(types.int64, I8), _stores_scalar(types.int64, I16)
 st_i32, st_f32 = _stores_scalar(types.int64, I32), _stores_scalar(types.float32, F32)
+st_i64 = _stores_scalar(types.int64, I64)
 
 # -- arithmetic; every float operation is one IEEE rounding
 

@@ -1,283 +1,228 @@
-"""Weight blocks to unsigned bytes: one function per format.        definition: quant (integer_parts)
+"""Weight blocks to unsigned bytes: one definition per format.        definition: quant (integer_parts)
 
-Each function takes one block of each of 16 rows: the rows are `stride` bytes apart, and row `last` stands
-for those behind it.  It writes vectors of 16 rows x 4 columns, columns ascending, to `panel`: bytes u = q +
-offset, unsigned because the dot product instruction multiplies unsigned by signed bytes (the offsets are in
-linear.py). Scales and minima become float32 lanes, one per row, at `scales` and `scales` + MINIMA; the
-small integer scales of sub-blocks int32 lanes, those of sub-block j at sc + 64*j and mn + 64*j.
+A definition is written with `Lanes` (lanes.py): it takes a block of 16 rows, packed or as in the file, and
+yields registers of 16 rows x 4 columns, bytes u = q + offset.  They are unsigned because the dot product
+instruction multiplies unsigned by signed bytes.  Its users take each register as it comes: matvec.py
+multiplies it, panels.py stores it for many rows of activations.
 
-All work is done on 16 rows at once, after a transposing load (`simd_dot.tile`): where a format keeps some
-bits of a row, a register has the same bits of 16 rows.
+    blocks of 32    columns(block)        yields (g, u): u holds columns 4g .. 4g+3
+    blocks of 256   columns(block, part)  part 0 to 3 of the block, a number at run time: yields (s, k, u):
+                                          u holds columns 4k .. 4k+3 of the part's sub-block s
+                    A part has 2 sub-blocks of 32 or 4 of 16; `sub_block` tells which they are.
+
+Scales are float32 lanes, one per row, and the small integer scales and minima of sub-blocks int32 lanes.
 """
 
-from fastpath.cpu.kernel import helper
-from fastpath.cpu.simd import (
-    and_i8,
-    and_i32,
-    as_i8,
-    byte_s8,
-    byte_u8,
-    high_f16,
-    load_i8,
-    load_i32,
-    low_e8m0,
-    low_f16,
-    mul_i32,
-    or_i8,
-    or_i32,
-    shift_i32,
-    shl_i8,
-    shr_i8,
-    splat_i32,
-    store_f32,
-    store_i8,
-    store_i32,
-    sub_i32,
-    xor_i8,
-)
-from fastpath.cpu.simd_dot import column, lookup_i8, tile
+from collections.abc import Callable
+from dataclasses import dataclass
 
-SPARE = 4096  # bytes from the panel to room for transposed raw bytes
-MINIMA = 512  # bytes from the scales of up to 8 blocks to their minima
+from fastpath.cpu.lanes import HAS_BIT_MATRIX, Fours
+from fastpath.cpu.simd import I64
 
 # code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-iq4_level, fp4_level = (lookup_i8([level + 128 for level in levels]) for levels in (_IQ4, _FP4))
-
-flip = xor_i8(-128)
-low2, low4 = and_i8(0x03), and_i8(0x0F)
-only_04, only_30 = and_i8(0x04), and_i8(0x30)
-shl1, shl2, shl4 = (shl_i8(n) for n in (1, 2, 4))
-shr1, shr2, shr3, shr4, shr5, shr6 = (shr_i8(n) for n in (1, 2, 3, 4, 5, 6))
-word2, word4, word6, word_30 = (and_i32(mask) for mask in (0x03, 0x0F, 0x3F, 0x30))
-word_01, word_10 = and_i32(0x01010101), and_i32(0x10101010)
+IQ4 = [level + 128 for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)]
+FP4 = [level + 128 for level in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
 
 
-# -- blocks of 32: (source, stride, last, panel, scales)
+@dataclass(frozen=True)
+class Blocks32:
+    columns: Callable
+    scale: Callable
+    minimum: Callable | None
+    offset: int
 
 
-@helper
-def _nibbles(source, stride, last, panel):
+@dataclass(frozen=True)
+class Blocks256:
+    columns: Callable
+    scales: Callable  # block -> (d, dmin or None, the sc, the mn or None)
+    n_sub: int
+    offset: int
+    has_minima: bool
+    is_short: bool = False  # the dot product of a sub-block fits in 16 bits
+
+    @property
+    def width(self):
+        """Vectors of a sub-block."""
+        return 64 // self.n_sub
+
+    def sub_block(self, b, part, s):
+        """Number in the block, an LLVM value, of the part's sub-block s."""
+        if self.n_sub == 8:
+            return b.add(b.shl(part, I64(1)), I64(s))
+        upper = b.shl(b.lshr(part, I64(1)), I64(3))
+        return b.add(b.add(upper, b.and_(part, I64(1))), I64(2 * s))
+
+
+# -- blocks of 32
+
+
+def _half(at):
+    return lambda block: block.half(at)
+
+
+def _nibbles(at):
     """16 bytes: the low nibbles are columns 0 to 15, the high ones 16 to 31."""
-    tile(source, stride, last, panel)
-    for at in range(panel, panel + 256, 64):
-        bits = load_i8(at)
-        store_i8(at, low4(bits))
-        store_i8(at + 256, shr4(bits))
+
+    def columns(block):
+        for g, bits in enumerate(block.bytes(at, 4)):
+            yield g, bits.field(0, 4)
+            yield g + 4, bits.field(4, 4)
+
+    return columns
 
 
-@helper
-def _levels(source, stride, last, panel, level):
-    """As `_nibbles`, but the nibbles are codes of a table."""
-    tile(source, stride, last, panel)
-    for at in range(panel, panel + 256, 64):
-        codes = load_i8(at)
-        store_i8(at, level(low4(codes)))
-        store_i8(at + 256, level(shr4(codes)))
+def _codes(at, table):
+    """As `_nibbles`, but the nibbles are numbers of levels."""
+
+    def columns(block):
+        for g, bits in _nibbles(at)(block):
+            yield g, bits.through(table)
+
+    return columns
 
 
-@helper
-def _five_bits(source, stride, last, panel, fifth):
-    """As `_nibbles`, with bit i of `fifth` on top of column i."""
-    tile(source, stride, last, panel)
-    for j in range(4):
-        bits = load_i8(panel + 64 * j)
-        store_i8(panel + 64 * j, or_i8(low4(bits), _spread(shift_i32(fifth, 4 * j))))
-        store_i8(panel + 256 + 64 * j, or_i8(shr4(bits), _spread(shift_i32(fifth, 16 + 4 * j))))
+def _five_bits(fifth_at, at):
+    """As `_nibbles`, with bit i of a word on top of column i."""
+
+    def columns(block):
+        fifth = block.words(fifth_at).bytes
+        for g, bits in _nibbles(at)(block):
+            eight = fifth.spread(g // 2)
+            yield g, bits.plus_where(eight.each_byte([1 << 4 * (g % 2) + k for k in range(4)]), 16)
+
+    return columns
 
 
-@helper
-def _spread(bits):
-    """Bit i of the lowest four -> bit 4 of byte i.  The product holds them 7 places apart; none overlap."""
-    return as_i8(word_10(mul_i32(word4(bits), splat_i32(0x02040810))))
+def _signed_bytes(at):
+    def columns(block):
+        for g, bits in enumerate(block.bytes(at, 8)):
+            yield g, bits ^ 0x80
+
+    return columns
 
 
-@helper
-def q4_0(source, stride, last, panel, scales):
-    _nibbles(source + 2, stride, last, panel)
-    store_f32(scales, low_f16(column(source, stride, last)))
+Q4_0 = Blocks32(_nibbles(2), _half(0), None, 8)
+Q4_1 = Blocks32(_nibbles(4), _half(0), _half(2), 0)
+Q5_0 = Blocks32(_five_bits(2, 6), _half(0), None, 16)
+Q5_1 = Blocks32(_five_bits(4, 8), _half(0), _half(2), 0)
+Q8_0 = Blocks32(_signed_bytes(2), _half(0), None, 128)
+IQ4_NL = Blocks32(_codes(2, IQ4), _half(0), None, 128)
+MXFP4 = Blocks32(_codes(1, FP4), lambda block: block.byte(0).exponent(), None, 128)
 
 
-@helper
-def q4_1(source, stride, last, panel, scales):
-    _nibbles(source + 4, stride, last, panel)
-    _two_scales(column(source, stride, last), scales)
+# -- blocks of 256
 
 
-@helper
-def q5_0(source, stride, last, panel, scales):
-    _five_bits(source + 6, stride, last, panel, column(source + 2, stride, last))
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _quarter(block, part):
+    """Of a 16-byte-wide field: where the part's bytes begin, in bytes per 64 columns and per 128 columns."""
+    b = block.b
+    half, side = b.lshr(part, I64(1)), b.and_(part, I64(1))
+    return half, b.shl(side, I64(4))
 
 
-@helper
-def q5_1(source, stride, last, panel, scales):
-    _five_bits(source + 8, stride, last, panel, column(source + 4, stride, last))
-    _two_scales(column(source, stride, last), scales)
+def _q2_k(block, part):
+    half, at = _quarter(block, part)
+    for k, bits in enumerate(block.moved(block.b.add(block.b.shl(half, I64(5)), at)).bytes(16, 4)):
+        for s in range(4):
+            yield s, k, bits.field(2 * s, 2)
 
 
-@helper
-def q8_0(source, stride, last, panel, scales):
-    tile(source + 2, stride, last, panel)
-    tile(source + 18, stride, last, panel + 256)
-    for at in range(panel, panel + 512, 64):
-        store_i8(at, flip(load_i8(at)))
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _q2_k_scales(block):
+    both = block.bytes(0, 4)
+    sc, mn = (Fours([x.field(place, 4).words for x in both]) for place in (0, 4))
+    return block.half(80), block.half(82), sc, mn
 
 
-@helper
-def iq4_nl(source, stride, last, panel, scales):
-    _levels(source + 2, stride, last, panel, iq4_level)
-    store_f32(scales, low_f16(column(source, stride, last)))
+def _q3_k(block, part):
+    b = block.b
+    half, at = _quarter(block, part)
+    third = block.moved(at).bytes(0, 4)
+    pairs = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(32, 4)
+    first = b.shl(half, I64(2))  # the bit of sub-block 0 in `third`
+    for k, (top, bits) in enumerate(zip(third, pairs, strict=True)):
+        yield from ((s, k, u) for s, u in enumerate(_with_third_bits(bits, top, first)))
 
 
-@helper
-def mxfp4(source, stride, last, panel, scales):
-    _levels(source + 1, stride, last, panel, fp4_level)
-    store_f32(scales, low_e8m0(column(source, stride, last)))
+def _with_third_bits(bits, top, first):
+    """Four pairs of bits, each with one of the four bits of `top` from `first` on as its third."""
+    if not HAS_BIT_MATRIX:
+        return [bits.field(2 * s, 2) | top.field(s, 1, 2, first) for s in range(4)]
+    places = (2, 4, 6, 0)  # where none of the pairs lies that it belongs to
+    top = top.gathered({place: s for s, place in enumerate(places)}, first)
+    both = [bits.where(3 << 2 * s, top) for s in range(4)]
+    return [both[0] & 7] + [both[s].gathered({0: 2 * s, 1: 2 * s + 1, 2: places[s]}) for s in (1, 2, 3)]
 
 
-@helper
-def _two_scales(both, scales):
-    """Two halves per lane: the scale and the minimum."""
-    store_f32(scales, low_f16(both))
-    store_f32(scales + MINIMA, high_f16(both))
+def _q3_k_scales(block):
+    """16 low nibbles in 8 bytes, then their upper two bits in 4."""
+    first, second, upper = (block.words(at).bytes for at in (96, 100, 104))
+    low = [x.field(place, 4) for place in (0, 4) for x in (first, second)]
+    sc = Fours([(x | upper.field(2 * i, 2, 4)).words for i, x in enumerate(low)], 32)
+    return block.half(108), None, sc, None
 
 
-# -- blocks of 256: (source, stride, last, panel, scales, sc, mn)
+def _q4_k(block, part):
+    for k, bits in enumerate(block.moved(block.b.shl(part, I64(5))).bytes(16, 8)):
+        yield 0, k, bits.field(0, 4)
+        yield 1, k, bits.field(4, 4)
 
 
-@helper
-def q2_k(source, stride, last, panel, scales, sc, mn):
-    spare = panel + SPARE
-    for i in range(4):
-        tile(source + 16 + 16 * i, stride, last, spare)
-        at = panel + 2048 * (i >> 1) + 256 * (i & 1)
-        for j in range(0, 256, 64):
-            bits = load_i8(spare + j)
-            store_i8(at + j, low2(bits))
-            store_i8(at + j + 512, low2(shr2(bits)))
-            store_i8(at + j + 1024, low2(shr4(bits)))
-            store_i8(at + j + 1536, shr6(bits))
-    tile(source, stride, last, spare)
-    for j in range(16):
-        both = byte_u8(load_i32(spare + 64 * (j >> 2)), j & 3)
-        store_i32(sc + 64 * j, word4(both))
-        store_i32(mn + 64 * j, shift_i32(both, 4))
-    _two_scales(column(source + 80, stride, last), scales)
+def _q5_k(block, part):
+    b = block.b
+    bit = b.shl(part, I64(1))  # on top of the low nibbles; the next one on the high nibbles
+    nibbles = block.moved(b.shl(part, I64(5))).bytes(48, 8)
+    for k, (top, bits) in enumerate(zip(block.bytes(16, 8), nibbles, strict=True)):
+        yield 0, k, bits.field(0, 4) | top.field(0, 1, 4, bit)
+        yield 1, k, bits.field(4, 4) | top.field(1, 1, 4, bit)
 
 
-@helper
-def q3_k(source, stride, last, panel, scales, sc, mn):
-    third, low, high = panel + SPARE, panel + SPARE + 256, panel + SPARE + 512
-    for part in range(2):
-        tile(source + 16 * part, stride, last, third)
-        tile(source + 32 + 16 * part, stride, last, low)
-        tile(source + 64 + 16 * part, stride, last, high)
-        for j in range(0, 256, 64):
-            at, top = panel + 256 * part + j, load_i8(third + j)
-            bits = load_i8(low + j)
-            store_i8(at, or_i8(low2(bits), only_04(shl2(top))))
-            store_i8(at + 512, or_i8(low2(shr2(bits)), only_04(shl1(top))))
-            store_i8(at + 1024, or_i8(low2(shr4(bits)), only_04(top)))
-            store_i8(at + 1536, or_i8(shr6(bits), only_04(shr1(top))))
-            bits = load_i8(high + j)
-            store_i8(at + 2048, or_i8(low2(bits), only_04(shr2(top))))
-            store_i8(at + 2560, or_i8(low2(shr2(bits)), only_04(shr3(top))))
-            store_i8(at + 3072, or_i8(low2(shr4(bits)), only_04(shr4(top))))
-            store_i8(at + 3584, or_i8(shr6(bits), only_04(shr5(top))))
-    # scales: 16 low nibbles in 8 bytes, then their upper two bits in 4
-    upper = column(source + 104, stride, last)
-    for half in range(2):
-        nibbles = column(source + 96 + 4 * half, stride, last)
-        for j in range(4):
-            low_byte, top = byte_u8(nibbles, j), shift_i32(byte_u8(upper, j), 2 * half)
-            _signed_scale(sc + 64 * (4 * half + j), word4(low_byte), word2(top))
-            _signed_scale(sc + 64 * (4 * half + j + 8), shift_i32(low_byte, 4), word2(shift_i32(top, 4)))
-    store_f32(scales, high_f16(column(source + 106, stride, last)))
-
-
-@helper
-def _signed_scale(target, low, upper):
-    """Six bits, 32 of them negative."""
-    store_i32(target, sub_i32(or_i32(low, mul_i32(upper, splat_i32(16))), splat_i32(32)))
-
-
-@helper
-def q4_k(source, stride, last, panel, scales, sc, mn):
-    for i in range(8):
-        at = panel + 1024 * (i >> 1) + 256 * (i & 1)
-        tile(source + 16 + 16 * i, stride, last, at)
-        for j in range(at, at + 256, 64):
-            bits = load_i8(j)
-            store_i8(j, low4(bits))
-            store_i8(j + 512, shr4(bits))
-    _six_bit_scales(source, stride, last, panel + SPARE, scales, sc, mn)
-
-
-@helper
-def q5_k(source, stride, last, panel, scales, sc, mn):
-    fifth = panel + SPARE
-    for part in range(2):
-        tile(source + 16 + 16 * part, stride, last, fifth)
-        for c in range(4):
-            at = panel + 1024 * c + 256 * part
-            tile(source + 48 + 32 * c + 16 * part, stride, last, at)
-            for j in range(0, 256, 64):
-                # bit 2c of `fifth` is on top of the low nibble, bit 2c + 1 on top of the high one
-                bits, top = load_i8(at + j), shift_i32(load_i32(fifth + j), 2 * c)
-                store_i8(at + j, or_i8(low4(bits), _lowest_to_10(top)))
-                store_i8(at + j + 512, or_i8(shr4(bits), _lowest_to_10(shift_i32(top, 1))))
-    _six_bit_scales(source, stride, last, fifth, scales, sc, mn)
-
-
-@helper
-def _lowest_to_10(four):
-    """The lowest bit of each byte as 0x10 in that byte."""
-    return as_i8(mul_i32(word_01(four), splat_i32(16)))
-
-
-@helper
-def _six_bit_scales(source, stride, last, spare, scales, sc, mn):
+def _six_bit_scales(block):
     """The 16 bytes in front of Q4_K and Q5_K: d, dmin, 8 scales and 8 minima of 6 bits."""
-    tile(source, stride, last, spare)
-    _two_scales(load_i32(spare), scales)
-    firsts, seconds, lows = load_i32(spare + 64), load_i32(spare + 128), load_i32(spare + 192)
-    for j in range(4):
-        first, second, low = byte_u8(firsts, j), byte_u8(seconds, j), byte_u8(lows, j)
-        store_i32(sc + 64 * j, word6(first))
-        store_i32(mn + 64 * j, word6(second))
-        store_i32(sc + 64 * j + 256, or_i32(word4(low), word_30(shift_i32(first, 2))))
-        store_i32(mn + 64 * j + 256, or_i32(shift_i32(low, 4), word_30(shift_i32(second, 2))))
+    firsts, seconds, lows = (block.words(at).bytes for at in (4, 8, 12))
+    sc = Fours([firsts.field(0, 6).words, (lows.field(0, 4) | firsts.field(6, 2, 4)).words])
+    mn = Fours([seconds.field(0, 6).words, (lows.field(4, 4) | seconds.field(6, 2, 4)).words])
+    return block.half(0), block.half(2), sc, mn
 
 
-@helper
-def q6_k(source, stride, last, panel, scales, sc, mn):
-    low, more, upper = panel + SPARE, panel + SPARE + 256, panel + SPARE + 512
-    for i in range(4):
-        half, part = i >> 1, i & 1
-        tile(source + 64 * half + 16 * part, stride, last, low)
-        tile(source + 64 * half + 32 + 16 * part, stride, last, more)
-        tile(source + 128 + 32 * half + 16 * part, stride, last, upper)
-        at = panel + 2048 * half + 256 * part
-        for j in range(0, 256, 64):
-            first, second, top = load_i8(low + j), load_i8(more + j), load_i8(upper + j)
-            store_i8(at + j, or_i8(low4(first), only_30(shl4(top))))
-            store_i8(at + j + 512, or_i8(low4(second), only_30(shl2(top))))
-            store_i8(at + j + 1024, or_i8(shr4(first), only_30(top)))
-            store_i8(at + j + 1536, or_i8(shr4(second), only_30(shr2(top))))
-    tile(source + 192, stride, last, low)
-    for j in range(16):
-        store_i32(sc + 64 * j, byte_s8(load_i32(low + 64 * (j >> 2)), j & 3))
-    store_f32(scales, high_f16(column(source + 206, stride, last)))
+def _q6_k(block, part):
+    b = block.b
+    half, at = _quarter(block, part)
+    low = block.moved(b.add(b.shl(half, I64(6)), at))
+    upper = block.moved(b.add(b.shl(half, I64(5)), at)).bytes(128, 4)
+    for k, (first, second, top) in enumerate(zip(low.bytes(0, 4), low.bytes(32, 4), upper, strict=True)):
+        yield 0, k, first.field(0, 4) | top.field(0, 2, 4)
+        yield 1, k, second.field(0, 4) | top.field(2, 2, 4)
+        yield 2, k, first.field(4, 4) | top.field(4, 2, 4)
+        yield 3, k, second.field(4, 4) | top.field(6, 2, 4)
 
 
-@helper
-def iq4_xs(source, stride, last, panel, scales, sc, mn):
-    for j in range(8):
-        _levels(source + 8 + 16 * j, stride, last, panel + 512 * j, iq4_level)
-    front, low = column(source, stride, last), column(source + 4, stride, last)
-    for j in range(8):
-        _signed_scale(sc + 64 * j, word4(shift_i32(low, 4 * j)), word2(shift_i32(front, 16 + 2 * j)))
-    store_f32(scales, low_f16(front))
+def _q6_k_scales(block):
+    return block.half(208), None, block.numbers(192, 16), None
+
+
+def _iq4_xs(block, part):
+    moved = block.moved(block.b.shl(part, I64(5)))
+    for s in range(2):
+        for k, bits in enumerate(moved.bytes(8 + 16 * s, 4)):
+            yield s, k, bits.field(0, 4).through(IQ4)
+            yield s, k + 4, bits.field(4, 4).through(IQ4)
+
+
+def _iq4_xs_scales(block):
+    upper, low = block.short(2), block.words(4)
+    sc = [((low >> 4 * j) & 15 | (_shifted(upper, 2 * j - 4) & 0x30)) - 32 for j in range(8)]
+    return block.half(0), None, sc, None
+
+
+def _shifted(lanes, n):
+    """To the right by n, which may be negative."""
+    return lanes >> n if n >= 0 else lanes << -n
+
+
+Q2_K = Blocks256(_q2_k, _q2_k_scales, 16, 0, True, True)
+Q3_K = Blocks256(_q3_k, _q3_k_scales, 16, 4, False, True)
+Q4_K = Blocks256(_q4_k, _six_bit_scales, 8, 0, True)
+Q5_K = Blocks256(_q5_k, _six_bit_scales, 8, 0, True)
+Q6_K = Blocks256(_q6_k, _q6_k_scales, 16, 32, False)
+IQ4_XS = Blocks256(_iq4_xs, _iq4_xs_scales, 8, 128, False)

@@ -1,41 +1,56 @@
-"""Compile ahead: which kernels a model needs, and their compilation with progress.
+"""Compile ahead: which kernels calls will use, and their compilation with progress.
 
-    plan = compile_plan(weights)
+    plan = kernels_of(lambda: engine.forward(batch))      # nothing is computed
     warm(plan, report=lambda i, n, name: print(f"compiling kernels {i}/{n}: {name}"))
 
 Without this the same happens at first use, one kernel at a time and silently.
 """
 
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 
-from fastpath.cpu import kernel_cache, threads
-from fastpath.cpu.activation import _geglu_kernel, _softcap_kernel
-from fastpath.cpu.attention import _attention_kernel
-from fastpath.cpu.linear import kernels_for
-from fastpath.cpu.moe import _route_kernel
-from fastpath.cpu.norm import _rms_norm_kernel
-from fastpath.cpu.rotary import _rope_kernel
-from quant import QTensor
+import numpy as np
 
-_COMMON = (_rms_norm_kernel, _rope_kernel, _attention_kernel, _geglu_kernel, _softcap_kernel)
+from fastpath.cpu import kernel_cache, recording, threads
 
 
-def compile_plan(weights, activations="int8"):
-    """The kernels that a forward pass with these weights uses, each once.
+class _DryRun:
+    """Stands where a program would record (program.py): notes the kernels, and no kernel runs.
 
-    `weights` is a model's `Weights` (or anything that holds QTensors in dataclass fields and tuples).
+    Recordable ops do not look at values between kernels, so that they do not mind arrays of zeros.
     """
-    tensors = list(_tensors(weights))
-    plan = list(_COMMON)
-    if any(tensor.ndim == 3 for tensor in tensors):
-        plan.append(_route_kernel)
-    for name in sorted({tensor.format.name for tensor in tensors}):
-        plan += kernels_for(name, activations)
-    return list(dict.fromkeys(plan))
+
+    is_dry = True
+
+    def __init__(self):
+        self.kernels = {}
+        self.workspaces, self.host_steps = {}, []
+
+    def append(self, kernel, args, n, grain, n_threads, label):
+        self.kernels[kernel] = None
+
+    def keep(self, array):
+        pass
+
+    def array(self, shape, dtype, is_new=False):
+        return np.zeros(shape, dtype)
 
 
-def warm(plan, report=None):
-    """Load these kernels, compiling those that the cache does not hold.
+def kernels_of(call: Callable[[], object]) -> list:
+    """The kernels that a call of ops uses, each once, in order; those up to an op that cannot be recorded."""
+    dry = _DryRun()
+    before = recording.current()
+    recording.start(dry)
+    try:
+        call()
+    except recording.UnableError:
+        pass  # the rest is compiled at first use
+    finally:
+        recording.start(before)
+    return list(dry.kernels)
+
+
+def warm(plan, report=None) -> int:
+    """Load these kernels, compiling those that the cache does not hold; how many were compiled.
 
     report(i, n, name) is called before each compilation, i of n; never when all come from the cache.
     """
@@ -48,14 +63,4 @@ def warm(plan, report=None):
     for kernel in plan:
         kernel.load()
     threads.load()
-
-
-def _tensors(node):
-    if isinstance(node, QTensor):
-        yield node
-    elif is_dataclass(node):
-        for field in fields(node):
-            yield from _tensors(getattr(node, field.name))
-    elif isinstance(node, (tuple, list)):
-        for part in node:
-            yield from _tensors(part)
+    return len(missing)

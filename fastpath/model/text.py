@@ -37,13 +37,13 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
             break
         if id(layer.rope) not in ropes:
             ropes[id(layer.rope)] = ops.rope_table(run.positions, layer.rope.inv_freq)
-        mine = None if per_layer is None else per_layer[layer.index]
+        mine = None if per_layer is None else per_layer[:, layer.index]
         x = block(run, layer, w, cache.layer(layer.kv_from), ropes[id(layer.rope)], mine, x)
-    return _head(run, config, weights, x[rows])
+    return _head(run, config, weights, x if np.array_equal(rows, np.arange(len(x))) else x[rows])
 
 
 def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
-    """f[L, T, P]: for every layer, its row of the per-layer table plus a projection of the embedding."""
+    """f[T, L, P]: for every layer, its row of the per-layer table plus a projection of the embedding."""
     P, L, T = config.per_layer_dim, config.n_layers, len(token_ids)
     if P == 0:
         return None
@@ -58,13 +58,13 @@ def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
     run.trace("per_layer_proj", projected)
     both = ops.scale(ops.add(projected, looked_up), 2**-0.5)
     run.trace("inp_per_layer", both)
-    return np.ascontiguousarray(both.transpose(1, 0, 2))
+    return both
 
 
 def _only_rows(run: Pass, x, per_layer, rows):
     """The same pass with the tokens of `rows` only."""
     cut = Pass(run.ops, run.eps, run.activations, run.trace, run.positions[rows], run.seq_ids[rows])
-    return cut, x[rows], None if per_layer is None else np.ascontiguousarray(per_layer[:, rows]), {}
+    return cut, x[rows], None if per_layer is None else per_layer[rows], {}
 
 
 def _head(run: Pass, config, weights, x):

@@ -2,8 +2,7 @@
 
 Encoding  spaces become U+2581, every character (or, where the vocabulary lacks it, every one of its UTF-8
           bytes as a `<0xHH>` token) is a symbol, and the pair of neighbours that stands earliest in the list
-          of merges is joined until no pair of neighbours is in it.  There is no split into words.  The
-          `tokenizers` library does the joining.
+          of merges is joined until no pair of neighbours is in it (bpe.py).  There is no split into words.
 Markers   `<|turn>`, `<bos>`, `<|"|>` and the like are one token each, and no text makes them: `encode` writes
           a marker only when asked to (`parse_special=True`): a user who types one has typed characters.
 Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds back the bytes of an unfinished
@@ -12,11 +11,17 @@ Decoding  the bytes of all tokens end to end, read as UTF-8.  A stream holds bac
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from refimpl.frontend.bpe import Bpe, Tables, make_tables, vocabulary
+from refimpl.frontend.bpe_kept import kept
+from refimpl.frontend.bpe_library import make_library
 
 SPACE = "\u2581"  # how the vocabulary spells a space
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
@@ -58,6 +63,7 @@ class Tokenizer:
         unk_id: int | None = None,
         eog_ids: Iterable[int] = (),
         suppress_ids: Iterable[int] = (),
+        keep_tables: Callable[[Callable[[], Tables]], Tables] = lambda make: make(),
     ):
         self._tokens = tokens
         self.n_vocab = len(self._tokens)
@@ -78,8 +84,9 @@ class Tokenizer:
         self._split_ids = added | self._special_ids
         self._bytes: dict[int, bytes] = {}
 
-        unk = self._tokens[unk_id] if unk_id is not None else None
-        self._bpe = _build_bpe(self._tokens, merges, set(self._special_ids) - {unk}, unk)
+        self._unk = self._tokens[unk_id] if unk_id is not None else None
+        tables = keep_tables(lambda: make_tables(self._ids, merges, self._unk))
+        self._bpe = Bpe(tables, lambda: make_library(self._ids, merges, self._unk))
 
         bos = self.id_of("<bos>") if bos_id is None else bos_id
         if bos is None:
@@ -93,8 +100,11 @@ class Tokenizer:
         self.suppress_ids = tuple(suppress_ids)
 
     @classmethod
-    def from_gguf(cls, file: _File) -> "Tokenizer":
-        """The tokenizer of an open GGUF file; a fault of its metadata is a `ValueError` of one line."""
+    def from_gguf(cls, file: _File, keep_in: Path | None = None) -> "Tokenizer":
+        """The tokenizer of an open GGUF file; a fault of its metadata is a `ValueError` of one line.
+
+        keep_in  a folder for what takes long to make (bpe_kept.py)
+        """
         metadata = file.metadata
         model = metadata.get("tokenizer.ggml.model")
         if model != "gemma4":
@@ -115,6 +125,7 @@ class Tokenizer:
             unk_id=_token_id(metadata, "tokenizer.ggml.unknown_token_id", n_vocab),
             eog_ids=[i for i in ends if i is not None],
             suppress_ids=_token_ids(metadata, "tokenizer.ggml.suppress_tokens", n_vocab),
+            keep_tables=lambda make: kept(keep_in, metadata, make),
         )
 
     @property
@@ -129,7 +140,12 @@ class Tokenizer:
     def id_of(self, piece: str) -> int | None:
         """The id of the token spelled exactly `piece` (a space is U+2581), or None."""
         found = self._special_ids.get(piece)
-        return self._bpe.token_to_id(piece) if found is None else found
+        return self._ids.get(piece) if found is None else found
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        """Made when somebody asks: 0.2 s for the real vocabulary, and the tables answer most questions."""
+        return vocabulary(self._tokens, set(self._special_ids) - {self._unk})
 
     def piece(self, token_id: int) -> str:
         """How the vocabulary spells a token."""
@@ -172,7 +188,7 @@ class Tokenizer:
                 ids.append(self._split_ids[part])
             elif part:
                 plain = part.replace(fence, "") if fence else part
-                ids += self._bpe.encode(plain.replace(" ", SPACE), add_special_tokens=False).ids
+                ids += self._bpe.encode(plain.replace(" ", SPACE))
         if add_bos:
             n_found = next((n for n, i in enumerate(ids) if i != self.bos_id), len(ids))
             ids[:n_found] = [self.bos_id]
@@ -222,59 +238,6 @@ def unused_character(texts: Iterable[str]) -> str:
         if chr(candidate) not in used:
             return chr(candidate)
     raise ValueError("text: it uses all 137,468 characters for private use, expected at least one unused")
-
-
-def _build_bpe(tokens: Sequence[str], merges: Sequence[str], markers: set[str], unk: str | None) -> Any:
-    """The `tokenizers` object.  Markers are left out of its vocabulary: no merge and no typed text can make
-    one.
-    """
-    from tokenizers import Tokenizer as HFTokenizer  # here, so that `import refimpl.frontend` costs nothing
-    from tokenizers import models
-
-    vocab = dict(zip(tokens, range(len(tokens))))  # of equal tokens the last one counts
-    for text in markers:
-        vocab.pop(text, None)
-    if unk is None and not all(f"<0x{b:02X}>" in vocab for b in range(256)):
-        raise ValueError(
-            "tokenizer.ggml.tokens: neither all of <0x00> to <0xFF> nor an unknown token "
-            "(tokenizer.ggml.unknown_token_id), so some text would have no tokens; convert the model again"
-        )
-    pairs = _MergePairs(merges)
-    try:
-        bpe = models.BPE(vocab=vocab, merges=pairs, unk_token=unk, fuse_unk=True, byte_fallback=True)
-    except Exception as error:  # the library raises bare Exception, and hides those of `pairs`
-        found = pairs.fault or f"tokenizer.ggml.merges: {' '.join(str(error).split())}"
-        raise ValueError(
-            f"{found}; vocabulary and merges must come from one file: convert the model again"
-        ) from None
-    return HFTokenizer(bpe)
-
-
-class _MergePairs(Sequence):
-    """The merges as pairs, made while the library reads them: as a list they would take 100 MB for a moment.
-
-    A merge is written "left right", and a space in a piece is U+2581, so the only space parts the two.
-    """
-
-    def __init__(self, merges: Sequence[str]):
-        self._merges = merges
-        self.fault = ""
-
-    def __len__(self) -> int:
-        return len(self._merges)
-
-    def __getitem__(self, rank: Any) -> Any:
-        return tuple(self._merges[rank].split(" "))
-
-    def __iter__(self) -> Iterator[tuple[str, ...]]:
-        for rank, merge in enumerate(self._merges):
-            pair = tuple(merge.split(" "))
-            if len(pair) != 2:
-                self.fault = (
-                    f"tokenizer.ggml.merges[{rank}]: {merge!r}, expected two pieces with one space between"
-                )
-                raise ValueError(self.fault)
-            yield pair
 
 
 def _splitter(texts: Iterable[str]) -> re.Pattern[str] | None:

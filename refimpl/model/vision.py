@@ -4,6 +4,7 @@ import numpy as np
 
 from refimpl import ops
 from refimpl.config.media import LAYER_NORM_EPS, VISION_THETA
+from refimpl.kv_types import shapes_of
 from refimpl.model.encoder import start
 
 
@@ -114,6 +115,7 @@ def _attention(call, config, w, ropes, u, i):
     Notes:
         Queries and keys are normalised per head with a weight, values without; scores are not divided.
         Half of a head turns with the column of a patch, the other half with its row.
+        It is the text model's op: patches are the tokens of one lane, and all of them see up to the last one.
     """
     T, N, H = len(u), config.n_heads, config.head_dim
     q = call.norm(call.clipped(u, w["attn_q"]).reshape(T, N, H), w["attn_q_norm"])
@@ -125,7 +127,9 @@ def _attention(call, config, w, ropes, u, i):
 
     lane, order = np.zeros(T, np.int32), np.arange(T, dtype=np.int32)
     last = np.full(T, T - 1, np.int32)
-    out = ops.attention(q, k[None], v[None], lane, order, None, last).reshape(T, N * H)
+    k_cache, v_cache = (np.zeros(shape, q.dtype) for shape in shapes_of(1, T, N, H))
+    ops.write_kv(k, v, k_cache, v_cache, lane, order)
+    out = ops.attention(q, k_cache, v_cache, lane, order, None, last).reshape(T, N * H)
     call.trace(f"v.kqv_out-{i}", out)
     return call.clipped(out, w["attn_out"])
 

@@ -2,23 +2,32 @@
 
 import numpy as np
 
+from refimpl.kv_types import COLUMNS, STEP
+
 
 def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
     """Store the keys and values of a call: position p of a sequence goes to slot p mod S of its lane.
 
     Shapes:
-        k, v              f[T, K, H]
-        k_cache, v_cache  f[R, S, K, H]  written in place
-        seq_ids           i[T]  lanes
-        positions         i[T]
+        k, v       f[T, K, H]
+        k_cache    [R, K, S/32, H, 32]         written in place; slot s is [s // 32, :, s % 32]
+        v_cache    [R, K, S/32, H/32, 32, 32]  written in place; slot s is [s // 32, :, s % 32, :]
+        seq_ids    i[T]  lanes
+        positions  i[T]
 
     Notes:
         One rule serves both kinds of cache.  While S exceeds every position it is a plain array; otherwise it
         is a ring, in which a sliding-window layer overwrites keys that no later query may see.
+        Both lie in blocks of 32 positions.  Keys are transposed there: a vector register then holds one
+        component of 16 positions, and the sums of q·k for all of them need no sums across lanes.  Values are
+        cut into columns of 32 components, so that who computes some columns reads one piece per block.
+        A cache may have a smaller type than the call (`narrow`).
     """
-    slots = positions % k_cache.shape[1]
-    k_cache[seq_ids, slots] = k
-    v_cache[seq_ids, slots] = v
+    T, K, H = k.shape
+    blocks, places = np.divmod(positions % (k_cache.shape[2] * STEP), STEP)
+    k_cache[seq_ids, :, blocks, :, places] = narrow(k, k_cache.dtype)
+    padded = np.pad(v, ((0, 0), (0, 0), (0, -H % COLUMNS)))
+    v_cache[seq_ids, :, blocks, :, places] = narrow(padded, v_cache.dtype).reshape(T, K, -1, COLUMNS)
 
 
 def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
@@ -28,14 +37,15 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
         over positions s with  max(0, p - window + 1) <= s <= ends[t],          p = positions[t]
 
     Shapes:
-        q                 f[T, N, H]     rotated queries
-        k_cache, v_cache  f[R, S, K, H]  the call's own keys and values are already in it
-        seq_ids           i[T]
-        positions         i[T]
-        window            int | None     positions that a query sees, its own included; None: all, in a
-                                         global layer
-        ends              i[T] | None    the last position that a query sees, its own or a later one; None:
-                                         its own
+        q          f[T, N, H]                  rotated queries
+        k_cache    [R, K, S/32, H, 32]         the call's own keys and values are already in it
+        v_cache    [R, K, S/32, H/32, 32, 32]
+        seq_ids    i[T]
+        positions  i[T]
+        window     int | None                  positions that a query sees, its own included; None: all, in
+                                               a global layer
+        ends       i[T] | None                 the last position that a query sees, its own or a later one;
+                                               None: its own
     Returns:
         f[T, N, H]
 
@@ -46,20 +56,24 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
         Every query sees itself, so the softmax is never over nothing.
         `ends` is how tokens of one image see each other both ways: all of them see up to the last one.
         A row of the result depends on its own query, keys, values and positions alone.  Implementations that
-        must give equal bits for any batch, chunk and number of threads use this order: m, the exact maximum
-        of the scores; p_s = exp(score_s - m); the sums of p_s and p_s * v[s] per step of 32 positions (32i ..
-        32i + 31, counted from position 0), then over the steps, ascending; one division at the end.
+        must give equal bits for any batch, chunk and number of threads use this order: scores as sums over
+        128 components, added ascending; m, their exact maximum; p_s = exp(score_s - m); the sums of p_s and
+        p_s * v[s] per step of 32 positions (32i .. 32i + 31, counted from position 0), then over the steps,
+        ascending; one division at the end.
     """
     T, N, H = q.shape
-    _, S, K, _ = k_cache.shape
+    _, K, n_blocks, _, _ = k_cache.shape
+    S = n_blocks * STEP
     out = np.empty_like(q)
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
         last = p if ends is None else int(ends[t])
         assert last - first < S, f"position {p} sees {last - first + 1} keys, the cache holds {S}"
-        slots = np.arange(first, last + 1) % S
-        k, v = k_cache[seq_ids[t], slots], v_cache[seq_ids[t], slots]
+        blocks, places = np.divmod(np.arange(first, last + 1) % S, STEP)
+        k = widen(k_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H]
+        v = widen(v_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H/32, 32]
+        v = v.reshape(len(v), K, -1)[..., :H]
         scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)
@@ -98,3 +112,20 @@ def relative_attention(q, k, v, relative, q_scale, k_scale, cap):
         probs /= probs.sum(axis=-1, keepdims=True)
         out[t] = np.einsum("nd,dnh->nh", probs, v[t - n + 1 : t + 1][::-1])
     return out
+
+
+def narrow(x, dtype):
+    """Numbers in the type of a cache, rounded to nearest, ties to even; uint16 stands for bfloat16."""
+    if dtype != np.uint16:
+        with np.errstate(over="ignore"):  # beyond 65504 a float16 is infinite
+            return x.astype(dtype)
+    bits = x.astype(np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # the upper half of a float32
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def widen(stored, dtype):
+    """What `narrow` stored, exactly."""
+    if stored.dtype == np.uint16:
+        stored = (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(dtype)

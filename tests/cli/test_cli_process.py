@@ -2,13 +2,19 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fastpath.cpu import kernel_cache
+
+ROOT = Path(__file__).parents[2]
+HELLO = ["--prompt", "Hello", "--max-tokens", "2", "--stats"]
 COMMAND = [sys.executable, "-m", "fastpath.cli"]
 
 
@@ -23,6 +29,90 @@ def test_help_loads_neither_numpy_nor_the_compiler():
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout
     assert "'argparse'" in modules
     assert not any(f"'{name}'" in modules for name in ("numpy", "numba", "jinja2", "tokenizers"))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A cache folder that has what the demo needs, as after its first run."""
+    folder = tmp_path_factory.mktemp("kept")
+    if kernel_cache.FOLDER is not None:
+        shutil.copytree(kernel_cache.FOLDER, folder / kernel_cache.FOLDER.name)
+    outcome = run(*HELLO, env=os.environ | {"NUMBA_CACHE_DIR": str(folder)})
+    assert outcome.returncode == 0, outcome.stderr
+    return folder
+
+
+def test_a_start_with_kept_kernels_loads_no_compiler(kept):
+    """What a start does not import it does not wait for."""
+    code = f"import sys; from fastpath.cli.__main__ import main; main({HELLO}); print(sorted(sys.modules))"
+    outcome = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(kept)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "all from the kernel cache" in outcome.stderr
+    modules = outcome.stdout.splitlines()[-1]
+    assert "'numba'" in modules
+    assert not any(f"'{name}'" in modules for name in ("scipy.linalg", "numba.np.arraymath", "tokenizers"))
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
+@pytest.mark.parametrize("home", ["missing", "a file"])
+def test_without_a_home(kept, tmp_path, home):
+    """Kernels are kept in the temporary folder instead."""
+    temporary = tmp_path / "temporary" / f"twinpath-{os.getuid()}"
+    shutil.copytree(kept, temporary)
+    temporary.chmod(0o700)
+    (tmp_path / "a file").write_bytes(b"")
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    }
+    outcome = run(*HELLO, env=env | {"HOME": str(tmp_path / home), "TMPDIR": str(tmp_path / "temporary")})
+    assert outcome.returncode == 0 and "all from the kernel cache" in outcome.stderr, outcome.stderr
+    assert not (tmp_path / "missing").exists()
+
+
+def test_nothing_is_written_into_the_install(kept, tmp_path):
+    """It may be read-only, and shared by many users."""
+    for package in ("quant", "refimpl", "fastpath"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / "install" / package, ignore=ignore)
+    installed = sorted((tmp_path / "install").rglob("*"))
+    for path in installed:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    env = os.environ | {
+        "NUMBA_CACHE_DIR": str(kept),
+        "PYTHONPATH": str(tmp_path / "install"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    code = f"import fastpath; print(fastpath.__file__); from fastpath.cli.__main__ import main; main({HELLO})"
+    outcome = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert outcome.stdout.startswith(str(tmp_path)), outcome.stderr
+    assert "all from the kernel cache" in outcome.stderr  # they are those of the same sources elsewhere
+    assert sorted((tmp_path / "install").rglob("*")) == installed
+
+
+def test_two_first_starts_at_once(tmp_path):
+    """Both write the same files; each finds a whole one or makes its own."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    code = (
+        "import numpy, fastpath.cpu; from quant import open_gguf; from fastpath.load import load_model, DEMO;"
+        "print(fastpath.cpu.softcap(numpy.ones((1, 1), 'f4'), 30.0)[0, 0]); "
+        "print(load_model(DEMO).tokenizer.encode('Hello'))"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in both]
+    assert said[0] == said[1] and not said[0][1] and said[0][0]
+    assert not list(tmp_path.rglob("*.part")) and len(list(tmp_path.rglob("*.o"))) > 0
 
 
 def test_a_fault_is_one_line_and_status_2(tmp_path):

@@ -25,13 +25,17 @@ TALK = "What is 47+38? And who are you?"
 def traces(model, ids) -> dict[str, tuple[TraceFile, TraceFile]]:
     """The two traces that each column is about."""
 
-    def trace(ops, activations):
-        return TraceFile(record(Engine(model, ops, activations=activations), ids))
+    def trace(ops, activations, kv_type="f16"):
+        return TraceFile(record(Engine(model, ops, activations=activations, kv_type=kv_type), ids))
 
     kernels = ops_for("cpu")
-    exact, rounded = trace(refimpl.ops, "float"), trace(kernels, "int8")
+    exact, rounded = trace(refimpl.ops, "float", "f32"), trace(kernels, "int8")
     return {
-        "float": (exact, trace(kernels, "float")),
+        "float": (exact, trace(kernels, "float", "f32")),
+        "half": (trace(refimpl.ops, "float"), trace(kernels, "float")),
+        "half, bf16": (trace(refimpl.ops, "float", "bf16"), trace(kernels, "float", "bf16")),
+        "half, f16 to f32": (exact, trace(kernels, "float")),
+        "half, bf16 to f32": (exact, trace(kernels, "float", "bf16")),
         "int8": (trace(refimpl.ops, "int8"), rounded),
         "different": (exact, rounded),
     }

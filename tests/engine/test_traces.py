@@ -214,11 +214,18 @@ def test_limits_grow_with_depth():
 
 
 def test_the_column_follows_what_both_traces_say():
-    def said(kind):
-        return TraceFile({}, {"activations": kind} if kind else {})
+    def said(kind, kv_type=None):
+        return TraceFile({}, {"activations": kind, "kv_type": kv_type} if kind else {})
 
     assert column_for(said("int8"), said("int8")) == "int8"
     assert column_for(said("float"), said("float")) == "float"
+    assert column_for(said("float", "f32"), said("float")) == "float"
+    assert column_for(said("float", "f16"), said("float", "f16")) == "half"
+    assert column_for(said("float", "f16"), said("float", "f32")) == "half"
+    assert column_for(said("float", ["bf16", "f16"]), said("float", ["bf16", "f16"])) == "half"
+    assert column_for(said("float", "bf16"), said("float", "f32")) == "different"
+    assert column_for(said("int8", "f16"), said("int8", "f16")) == "int8"
+    assert column_for(said("int8", "f16"), said("int8", "f32")) == "different"
     assert column_for(said("int8"), said("float")) == "different"
     assert column_for(said("float"), said(None)) == "different"
     assert column_for(said(["int8"]), said({"of": "another engine"})) == "different"

@@ -221,3 +221,18 @@ def test_parameters_that_make_no_sense(name, value):
         SamplingParams(**{name: value})
     assert str(caught.value).startswith(f"{name}: {value!r}, expected ")
     assert "\n" not in str(caught.value)
+
+
+# -- a vocabulary of real size takes shorter ways ----------------------------------------------------
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1, 3, 64]), st.booleans())
+def test_the_largest_of_a_vocabulary_are_those_of_a_sorted_one(seed, top_k, has_ties):
+    logits = np.random.default_rng(seed).standard_normal(5000).astype(np.float32)
+    if has_ties:
+        logits = np.round(logits * 2) / 2
+    order = np.argsort(-logits, kind="stable")  # of equal ones the lower id first
+    chosen = np.flatnonzero(distribution(logits, SamplingParams(temperature=1, top_k=top_k)))
+    assert sorted(order[:top_k]) == chosen.tolist()
+    assert sample(logits, SamplingParams()) == order[0]
+    assert sample(logits, SamplingParams(), suppress=iter([order[0], order[1]])) == order[2]

@@ -240,7 +240,9 @@ FAULTS = {
     "tokenizer.ggml.suppress_tokens: 5000": {"suppress_tokens": [1, 5000]},
     "tokenizer.ggml.merges[1]: 'ab'": {"merges": ["t h", "ab"]},
     "tokenizer.ggml.merges[0]: 'a b c'": {"merges": ["a b c"]},
-    "Token `zz` out of vocabulary": {"merges": ["zz a"]},
+    "tokenizer.ggml.merges[0]: 'zz a': 'zz' is no token": {"merges": ["zz a"]},
+    "tokenizer.ggml.merges[0]: 'a zz': 'zz' is no token": {"merges": ["a zz"]},
+    "tokenizer.ggml.merges[0]: 'b b': 'bb' is no token": {"merges": ["b b"]},
     "neither all of <0x00> to <0xFF> nor an unknown token": {
         "unknown_token_id": None,
         "tokens": ["<bos>"] + ["a"] * 296,

@@ -12,7 +12,8 @@ RNG = np.random.default_rng(0)
 X = strategies.normal(RNG, 3, 64)
 W = strategies.weights(RNG, FORMATS["Q4_0"], 5, 64)
 STACK = strategies.weights(RNG, FORMATS["Q4_0"], 4, 5, 64)
-KV = strategies.normal(RNG, 2, 10, 1, 8)
+KV = strategies.kv_caches(*strategies.normal(RNG, 2, 2, 32, 1, 8))
+THREE_HEADS = strategies.kv_caches(*strategies.normal(RNG, 2, 1, 32, 3, 8))
 Q = strategies.normal(RNG, 1, 2, 8)
 ZERO = np.zeros(1, np.int32)
 
@@ -25,15 +26,29 @@ FAULTS = {
     "norm weight": (lambda: cpu.rms_norm(X, X[0, :63], 1e-6), r"weight: got shape \(63,\), expected \(64,\)"),
     "angles": (lambda: cpu.rope(Q, X[:1, :3], X[:1, :3]), "cos"),
     "gate": (lambda: cpu.geglu(X, X[:2]), "up"),
-    "too far": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO + 10, None), "10 slots"),
-    "lane": (lambda: cpu.attention(Q, KV, KV, ZERO + 2, ZERO, None), "2 lanes"),
-    "negative position": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO - 1, None), "positions -1"),
-    "window": (lambda: cpu.attention(Q, KV, KV, ZERO, ZERO + 30, 11), "10 slots"),
-    "half cache": (lambda: cpu.attention(Q, KV.astype(np.float16), KV, ZERO, ZERO, None), "float16"),
-    "heads": (
-        lambda: cpu.attention(Q, *[strategies.normal(RNG, 1, 4, 3, 8)] * 2, ZERO, ZERO, None),
-        "multiple of K",
+    "too far": (lambda: cpu.attention(Q, *KV, ZERO, ZERO + 32, None), "32 slots"),
+    "lane": (lambda: cpu.attention(Q, *KV, ZERO + 2, ZERO, None), "2 lanes"),
+    "negative position": (lambda: cpu.attention(Q, *KV, ZERO, ZERO - 1, None), "positions -1"),
+    "window": (lambda: cpu.attention(Q, *KV, ZERO, ZERO + 90, 33), "32 slots"),
+    "integers in a cache": (
+        lambda: cpu.attention(Q, KV[0].astype(np.int8), KV[1], ZERO, ZERO, None),
+        "k_cache: got int8",
     ),
+    "layout of a cache": (
+        lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None),
+        r"expected .R, 1, S/32, 8, 32.",
+    ),
+    "cache of part of a block": (
+        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], ZERO, ZERO, None),
+        r"expected .*1, 32, 32\]",
+    ),
+    "heads": (
+        lambda: cpu.attention(
+            Q, *strategies.kv_caches(*strategies.normal(RNG, 2, 1, 32, 3, 8)), ZERO, ZERO, None
+        ),
+        "expected a multiple",
+    ),
+    "lane to write": (lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV, ZERO + 2, ZERO), "2 lanes"),
     "experts": (lambda: cpu.route(X, 65, None), "1 to 64"),
     "threads": (lambda: threads.set_num_threads(0), "1 to"),
 }
@@ -57,4 +72,4 @@ def test_no_rows():
     assert cpu.linear(X[:0], W, "int8").shape == (0, 5)
     assert cpu.rms_norm(X[:0], None, 1e-6).shape == (0, 64)
     assert cpu.expert_linear(X[:0], STACK, np.zeros((0, 2), np.int32), "int8").shape == (0, 2, 5)
-    assert cpu.attention(Q[:0], KV, KV, ZERO[:0], ZERO[:0], None).shape == (0, 2, 8)
+    assert cpu.attention(Q[:0], *KV, ZERO[:0], ZERO[:0], None).shape == (0, 2, 8)

@@ -1,16 +1,19 @@
 """Compiled kernels on disk: never stale, never in the way."""
 
+import ctypes
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastpath.cpu import kernel_cache, threads
-from fastpath.cpu.kernel import Kernel, kernel
+from fastpath.cpu.kernel import KERNELS, SIGNATURE, Kernel, kernel
 from fastpath.cpu.simd import ld_f32, ld_i64, st_f32
 
 ROOT = Path(__file__).parents[2]
@@ -42,15 +45,78 @@ def test_compiled_once(folder):
     assert second.name in kernel_cache.stored()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x05cposix\nnothing\n."])
-@pytest.mark.parametrize("kind", ["nbi", "nbc"])
-def test_damaged_entries_are_compiled_again(folder, kind, content):
+def test_loaded_without_the_compiler(folder):
+    """What a second process does: the code of the first one, from the file alone."""
     _run(Kernel(_double.function))
-    (entry,) = folder.glob(f"*/*.{kind}")
-    entry.write_bytes(content)
+    code = kernel_cache._load(next(folder.glob("*.o")))
+    x = np.arange(5, dtype=np.float32)
+    words = np.array([x.ctypes.data])
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_ssize_t] * 4)
+    kind(code.address)(words.ctypes.data, 1, 4, 0)
+    assert x.tolist() == [0, 2, 4, 6, 4]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, -1])
+def test_a_file_cut_short_is_compiled_again(folder, cut):
+    _run(Kernel(_double.function))
+    (entry,) = folder.glob("*.o")
+    entry.write_bytes(entry.read_bytes()[:cut])
     assert _run(Kernel(_double.function)) == [0, 2, 4, 6, 8]
     again = Kernel(_double.function)
     assert _run(again) == [0, 2, 4, 6, 8] and again.was_cached
+
+
+@pytest.mark.parametrize(
+    "content", [b"not json\n", b"[]\n", b"{}\n", b'{"entry": 1, "needs": 2, "check": "3"}\n', b"\xff\n\n\n"]
+)
+def test_other_content_is_compiled_again(folder, content):
+    _run(Kernel(_double.function))
+    (entry,) = folder.glob("*.o")
+    entry.write_bytes(content)
+    assert _run(Kernel(_double.function)) == [0, 2, 4, 6, 8]
+
+
+def test_damaged_code_is_never_run(folder):
+    _run(Kernel(_double.function))
+    (entry,) = folder.glob("*.o")
+    whole = entry.read_bytes()
+    for at in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        entry.write_bytes(damaged)
+        loaded = kernel_cache._load(entry)
+        assert loaded is None, f"byte {at} of {len(whole)} is not covered"
+
+
+def test_code_with_a_need_that_this_process_lacks_is_compiled_again(folder):
+    """LLVM ends the process when it meets a name that it cannot resolve."""
+    _run(Kernel(_double.function))
+    (entry,) = folder.glob("*.o")
+    head, _, code = entry.read_bytes().partition(b"\n")
+    header = json.loads(head) | {"needs": ["no_such_function"]}
+    header["check"] = kernel_cache._check(header, code)
+    entry.write_bytes(json.dumps(header).encode() + b"\n" + code)
+    assert kernel_cache._load(entry) is None
+    assert _run(Kernel(_double.function)) == [0, 2, 4, 6, 8]
+
+
+def test_functions_that_close_over_others_are_not_kept(folder):
+    factor = np.float32(3)
+
+    def scaled(args, lo, hi, thread):
+        x = ld_i64(args)
+        for i in range(lo, hi):
+            st_f32(x + 4 * i, ld_f32(x + 4 * i) * factor)
+
+    assert _run(Kernel(scaled)) == [0, 3, 6, 9, 12]
+    assert not list(folder.iterdir())
+
+
+def test_every_kernel_of_the_engine_can_be_kept():
+    """One that could not would be compiled in every process."""
+    for name, a_kernel in KERNELS.items():
+        if a_kernel.function.__module__.startswith("fastpath."):
+            assert kernel_cache._path(a_kernel.function, SIGNATURE) is not None, name
 
 
 def test_no_place_to_keep_them(monkeypatch):
@@ -65,59 +131,26 @@ def test_folder_that_went_away(folder):
     assert _run(Kernel(_double.function)) == [0, 2, 4, 6, 8]
 
 
-def test_first_usable_place(tmp_path, monkeypatch):
-    blocked = tmp_path / "file"
-    blocked.write_bytes(b"")
-    monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", "")
-    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    assert kernel_cache.find().parent == tmp_path / "user" / "twinpath"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    assert kernel_cache.find().parent.parent == tmp_path / "temporary"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # its specification: to be ignored
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # not there, and not ours to make
-    monkeypatch.chdir(tmp_path)
-    assert kernel_cache.find().parent.parent == tmp_path / "temporary"
-    assert not (tmp_path / "relative").exists() and not (tmp_path / "home").exists()
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(blocked))
-    assert kernel_cache.find().parent.parent == tmp_path / "temporary"
-    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(blocked))
-    assert kernel_cache.find() is None
-    monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", str(tmp_path / "chosen"))
-    assert kernel_cache.find().parent == tmp_path / "chosen"
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions as on POSIX")
-def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", "")
-    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
-    (tmp_path / "open" / "twinpath").mkdir(parents=True)
-    (tmp_path / "open" / "twinpath").chmod(0o777)
-    assert kernel_cache.find().parent.parent == tmp_path / "temporary"
-
-
 def test_old_folders_go_used_ones_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_cache.config, "CACHE_DIR", str(tmp_path))
-    long_ago = 1e9
-    for name in ("kernels-old", "kernels-recent", "of-somebody-else"):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernel_cache, "KEEP_FOLDERS", 3)
+    long_ago, now = 1e9, time.time()
+    ages = {"kernels-old": long_ago, "of-somebody-else": long_ago}
+    ages |= {f"kernels-{n}": now - 100 * n for n in range(5)}
+    for name, when in ages.items():
         (tmp_path / name).mkdir()
-    os.utime(tmp_path / "kernels-old", (long_ago, long_ago))
-    os.utime(tmp_path / "of-somebody-else", (long_ago, long_ago))
-    kernel_cache.find()
+        (tmp_path / name / "code.o").write_bytes(b"")
+        os.utime(tmp_path / name, (when, when))
+    mine = kernel_cache.find()
     left = {path.name for path in tmp_path.iterdir()}
-    assert "kernels-old" not in left and {"kernels-recent", "of-somebody-else"} <= left
+    assert left == {mine.name, "kernels-0", "kernels-1", "kernels-2", "of-somebody-else"}
 
 
 def test_an_edit_of_an_included_file_is_seen(tmp_path):
     """vector_math.py is compiled into the kernel of activation.py; Numba alone would run the old code."""
-    for package in ("quant", "fastpath/cpu"):
-        ignore = shutil.ignore_patterns("__pycache__")
+    for package in ("quant", "fastpath"):
+        ignore = shutil.ignore_patterns("__pycache__", "demo")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignore)
-    shutil.copy(ROOT / "fastpath/__init__.py", tmp_path / "fastpath")
     code = "import numpy, fastpath.cpu; print(fastpath.cpu.softcap(numpy.ones((1, 1), 'f4'), 30.0)[0, 0])"
 
     def run():

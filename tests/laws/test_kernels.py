@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fastpath.cpu as cpu
 from fastpath.cpu import threads
 from quant import FORMATS
+from refimpl.kv_types import shapes_of
 from tests import strategies
 
 BY_ROW = {  # op: arguments that have a row per token
@@ -77,7 +78,8 @@ def test_threads_do_not_change_a_product(name, n_threads):
 
 def test_threads_do_not_change_the_other_ops(n_threads):
     rng = np.random.default_rng(2)
-    q, kv = strategies.normal(rng, 6, 8, 64), [strategies.normal(rng, 2, 500, 2, 64) for _ in range(2)]
+    q = strategies.normal(rng, 6, 8, 64)
+    kv = strategies.kv_caches(*(strategies.normal(rng, 2, 512, 2, 64) for _ in range(2)))
     lanes, positions = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 250, 499, 31, 32, 400])
     gate = strategies.normal(rng, 60, 3000, scale=4)
     results = set()
@@ -106,15 +108,22 @@ def test_many_callers_at_once():
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 90), st.integers(0, 200), st.integers(1, 100), st.sampled_from([6, 32, 72]))
-def test_attention_does_not_see_the_ring(window, p, more_slots, H):
+@given(
+    st.integers(1, 90),
+    st.integers(0, 200),
+    st.integers(1, 100),
+    st.sampled_from([6, 32, 72]),
+    st.sampled_from([np.float16, np.float32]),
+)
+def test_attention_does_not_see_the_ring(window, p, more_slots, H, t):
     """Keys of the same positions in rings of different sizes, or in no ring: same bytes."""
     rng = np.random.default_rng(p)
     keys, values = strategies.normal(rng, p + 1, 1, H), strategies.normal(rng, p + 1, 1, H)
     q = strategies.normal(rng, 1, 3, H, scale=0.3)
     results = set()
     for S in (min(window, p + 1), window + more_slots, p + 1 + more_slots):
-        k_cache, v_cache = (np.full((2, S, 1, H), np.nan, np.float32) for _ in range(2))
+        S = -(-S // 32) * 32
+        k_cache, v_cache = (np.full(shape, np.nan, t) for shape in shapes_of(2, S, 1, H))
         for position in range(p + 1):
             at = np.array([position])
             cpu.write_kv(keys[at], values[at], k_cache, v_cache, np.array([1]), at)

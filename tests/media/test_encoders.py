@@ -1,7 +1,9 @@
 """The four encoders against transformers, value by value, and their laws."""
 
 import hashlib
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,3 +170,13 @@ def test_bad_canvas(shape, media):
 def test_more_patches_than_positions(media):
     with pytest.raises(ValueError, match="expected at most 40 along a side"):
         encode_image(*media("e2b").vision, np.zeros((48, 960, 3), np.uint8))
+
+
+def test_traced_names_are_in_the_glossary(media):
+    text = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([va]\.[\w.-]+)`", text[text.index("## Traced values of the encoders") :]))
+    seen = set()
+    for family in FAMILIES:
+        for name in all_inputs(media(family)):
+            soft_tokens(media(family), name, trace=lambda key, x: seen.add(re.sub(r"-\d+$", "-0", key)))
+    assert {re.sub(r"-\d+$", "-0", name) for name in listed - {"a.conv-1"}} == seen

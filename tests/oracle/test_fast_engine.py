@@ -14,14 +14,15 @@ from tests.tolerances import LLAMA_CPP_INT8_NMSE, LLAMA_CPP_NMSE, ORACLE_F32_ABS
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """traced(name, activations) -> (name of an intermediate -> array), from chunks of five tokens."""
+    """traced(name, activations, kv_type) -> (name of an intermediate -> array), from chunks of five tokens."""
     folder = tmp_path_factory.mktemp("tiny")
 
-    def trace(name: str, activations: str) -> dict[str, np.ndarray]:
+    def trace(name: str, activations: str, kv_type: str = "f16") -> dict[str, np.ndarray]:
         path = folder / f"tiny-{name}.gguf"
         if not path.exists():
             tiny.make_recipe(path, name)
-        engine = Engine(load_model(path), ops_for("cpu"), chunk=5, activations=activations)
+        options = {"chunk": 5, "activations": activations, "kv_type": kv_type}
+        engine = Engine(load_model(path), ops_for("cpu"), **options)
         return record(engine, tiny.prompt(name))
 
     return trace
@@ -30,7 +31,7 @@ def traced(tmp_path_factory):
 @pytest.mark.parametrize("name", [*tiny.FAMILIES, *tiny.RECIPES])
 def test_float_activations_equal_transformers(name, traced):
     golden = goldens.read(f"{name}.transformers-f32")
-    goldens.check(traced(name, "float"), golden, goldens.max_abs_in_deviations, ORACLE_F32_ABS)
+    goldens.check(traced(name, "float", "f32"), golden, goldens.max_abs_in_deviations, ORACLE_F32_ABS)
 
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)

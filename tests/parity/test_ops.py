@@ -34,7 +34,7 @@ def test_parity(op, backend, data):
 
 
 def _in_float64(op, case):
-    """The same case for the reference in float64: exactly the float32 numbers, widened."""
+    """The same case for the reference in float64: exactly the numbers, widened (it widens caches itself)."""
     wide = {
         name: value.astype(np.float64)
         if isinstance(value, np.ndarray) and value.dtype == np.float32

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from refimpl import ops
+from refimpl.kv_types import shapes_of
 from tests.tolerances import FLOAT64
 
 RNG = np.random.default_rng(8)
@@ -13,6 +14,13 @@ RNG = np.random.default_rng(8)
 
 def close(got, want, tolerance=FLOAT64):
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def caches(k, v):
+    """The keys and values of one lane, as attention reads them."""
+    arrays = [np.zeros(shape) for shape in shapes_of(1, *k.shape)]
+    ops.write_kv(k, v, *arrays, np.zeros(len(k), int), np.arange(len(k)))
+    return arrays
 
 
 def test_silu_and_glu_by_hand():
@@ -135,12 +143,12 @@ def test_attention_with_ends_is_full_attention():
     T, N, H = 7, 2, 4
     q, k, v = RNG.standard_normal((3, T, N, H))
     lanes, order, last = np.zeros(T, int), np.arange(T), np.full(T, T - 1)
-    got = ops.attention(q, k[None], v[None], lanes, order, None, last)
+    got = ops.attention(q, *caches(k, v), lanes, order, None, last)
     scores = np.einsum("tnh,snh->nts", q, k)
     weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     close(got, np.einsum("nts,snh->tnh", weights, v))
     shuffled = RNG.permutation(T)
-    again = ops.attention(q[shuffled], k[None, shuffled], v[None, shuffled], lanes, order, None, last)
+    again = ops.attention(q[shuffled], *caches(k[shuffled], v[shuffled]), lanes, order, None, last)
     close(again, got[shuffled])
 
 
@@ -149,5 +157,5 @@ def test_ends_of_their_own_change_nothing():
     q, k, v = RNG.standard_normal((3, T, N, H))
     lanes, order = np.zeros(T, int), np.arange(T)
     for window in (None, 3):
-        plain = ops.attention(q, k[None], v[None], lanes, order, window)
-        np.testing.assert_array_equal(ops.attention(q, k[None], v[None], lanes, order, window, order), plain)
+        plain = ops.attention(q, *caches(k, v), lanes, order, window)
+        np.testing.assert_array_equal(ops.attention(q, *caches(k, v), lanes, order, window, order), plain)

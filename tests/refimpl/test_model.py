@@ -250,7 +250,7 @@ def test_traced_names_are_those_of_the_glossary(family):
     ids, seen = tiny.prompt(family), {}
     all_logits(config, weights, ids, trace=lambda name, array: seen.setdefault(name, array))
     text = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
-    text = text[text.index("## Traced values") :]
+    text = text[text.index("## Traced values\n") : text.index("## Traced values of the encoders")]
     listed = {
         name for row in re.findall(r"^\|(.*?)\|", text, re.M) for name in re.findall(r"`([\w-]+)`", row)
     }
@@ -291,8 +291,14 @@ def test_cache_sizes():
     """Known fault C3: bytes of a sliding layer do not grow with the context; layers that share have none."""
     config, _ = opened("e2b")
     cache = KVCache(config, 2, 1000, 25, np.float32)
-    assert cache.layer(0)[0].shape == (2, 32, 1, 16)  # 8 - 1 + 25 positions
-    assert cache.layer(3)[0].shape == (2, 1000, 1, 32)
-    assert cache.nbytes == 4 * 2 * 2 * (3 * 32 * 16 + 1000 * 32)
-    assert KVCache(config, 1, 1000, 26).layer(0)[0].shape[1] == 64
-    assert KVCache(config, 1, 20, 26).layer(0)[0].shape[1] == 20
+    assert [a.shape for a in cache.layer(0)] == [
+        (2, 1, 1, 16, 32),
+        (2, 1, 1, 1, 32, 32),
+    ]  # 8 - 1 + 25 positions
+    assert [a.shape for a in cache.layer(3)] == [(2, 1, 32, 32, 32), (2, 1, 32, 1, 32, 32)]
+    assert cache.nbytes == 4 * 2 * (3 * 32 * (16 + 32) + 1024 * 2 * 32)  # values of 16 take 32
+    assert KVCache(config, 1, 1000, 26).layer(0)[1].shape[2] == 2
+    assert KVCache(config, 1, 20, 26).layer(0)[1].shape[2] == 1  # whole blocks of 32
+    small = KVCache(config, 2, 1000, 25, kv_type=("bf16", "f16"))
+    assert small.dtype == np.float32 and small.nbytes == cache.nbytes // 2
+    assert [a.dtype for a in small.layer(3)] == [np.uint16, np.float16]

@@ -11,6 +11,7 @@ import pytest
 
 from quant import QTensor
 from refimpl import ops
+from refimpl.kv_types import shapes_of
 from tests import tolerances
 
 RNG = np.random.default_rng(7)
@@ -39,12 +40,12 @@ def cases(dtype):
 
     ids, pos, lanes = np.array([[0, 2], [1, 0]]), np.array([3, 4]), np.zeros(2, np.int32)
     cos, sin = ops.rope_table(pos, np.array([1.0, 0.1]))
-    cache = x(1, 8, 1, 4), x(1, 8, 1, 4)
+    cache = x(1, 1, 1, 4, 32), x(1, 1, 1, 1, 32, 32)
     return {
         "add": ops.add(x(2, 3), x(2, 3)),
         "add_bias": ops.add_bias(x(2, 3), np.ones(3, np.float32)),
         "attention": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3),
-        "attention ends": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3, pos[::-1]),
+        "attention ends": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3, pos + 1),
         "causal_conv": ops.causal_conv(x(4, 3), np.ones((3, 5), np.float32)),
         "clip": ops.clip(x(2, 3), -0.3, 0.4),
         "conv2d": ops.conv2d(x(4, 6, 2), np.ones((5, 2, 3, 3), np.float32)),
@@ -150,10 +151,14 @@ def test_rope_keeps_lengths_and_sees_distances_only():
 # --- attention ------------------------------------------------------------------------
 
 
+def empty_cache(R, S, K, H, dtype=np.float64):
+    return tuple(np.full(shape, np.nan, dtype) for shape in shapes_of(R, S, K, H))
+
+
 def filled_cache(n, S, K=2, H=4, lanes=1):
     """Keys and values of n positions, written one call each; and in order, f[n, K, H]."""
     k, v = RNG.standard_normal((2, n, K, H))
-    caches = np.full((2, lanes, S, K, H), np.nan)
+    caches = empty_cache(lanes, S, K, H)
     for p in range(n):
         ops.write_kv(k[p : p + 1], v[p : p + 1], *caches, np.array([lanes - 1]), np.array([p]))
     return k, v, caches
@@ -163,7 +168,7 @@ def filled_cache(n, S, K=2, H=4, lanes=1):
 def test_attention_by_definition(window):
     """Softmax over exactly the last `window` positions; query head n reads key head n // G."""
     n, N, H = 8, 6, 4
-    k, v, caches = filled_cache(n, 8)  # K = 2
+    k, v, caches = filled_cache(n, 32)  # K = 2
     q = RNG.standard_normal((n, N, H))
     got = ops.attention(q, *caches, np.zeros(n, np.int32), np.arange(n), window)
     for t in range(n):
@@ -176,23 +181,24 @@ def test_attention_by_definition(window):
 
 def test_window_counts_the_query_itself():
     """Known fault A4: with W = 2, position 2 sees 1 and 2; key 0 concerns positions 0 and 1 only."""
-    *_, caches = filled_cache(4, 4, K=1)
+    *_, caches = filled_cache(4, 32, K=1)
     q = RNG.standard_normal((4, 1, 4))
 
     def run():
         return ops.attention(q, *caches, np.zeros(4, np.int32), np.arange(4), 2)
 
     before = run()
-    caches[:, 0, 0] += 1
+    caches[0][0, :, 0, :, 0] += 1
+    caches[1][0, :, 0, :, 0] += 1
     assert [not np.array_equal(a, b) for a, b in zip(before, run())] == [True, True, False, False]
 
 
 def test_ring_holds_what_the_window_sees():
     """Known fault A3: slots are found by position; what was never written (NaN here) is never read."""
-    n, window = 11, 4
+    n, window = 75, 20
     q = RNG.standard_normal((1, 2, 4))
     k, v = RNG.standard_normal((2, n, 2, 4))
-    ring, line = np.full((2, 1, window, 2, 4), np.nan), np.full((2, 1, n, 2, 4), np.nan)
+    ring, line = empty_cache(1, 32, 2, 4), empty_cache(1, 96, 2, 4)
     for p in range(n):
         at = np.array([p])
         for caches in (ring, line):
@@ -203,15 +209,19 @@ def test_ring_holds_what_the_window_sees():
 
 
 def test_lanes_are_apart():
-    k, _, caches = filled_cache(3, 4, lanes=3)
-    assert np.isnan(caches[:, :2]).all() and np.isnan(caches[:, 2, 3]).all()
-    np.testing.assert_array_equal(caches[0, 2, :3], k)
+    k, v, caches = filled_cache(3, 32, lanes=3)
+    keys, values = caches
+    assert np.isnan(keys[:2]).all() and np.isnan(values[:2]).all()
+    assert np.isnan(keys[2, ..., 3:]).all() and np.isnan(values[2, ..., 3:, :]).all()
+    np.testing.assert_array_equal(keys[2, :, 0, :, :3], k.transpose(1, 2, 0))
+    np.testing.assert_array_equal(values[2, :, 0, 0, :3, :4], v.transpose(1, 0, 2))
+    assert (values[2, :, 0, 0, :3, 4:] == 0).all()  # what 4 components lack to 32
 
 
 def test_scores_are_not_scaled():
     """Known fault A15: two keys, q·k = 1 and 0: the weights are e/(e+1) and 1/(e+1), whatever H is."""
-    caches = np.zeros((2, 1, 2, 1, 16))
-    caches[0, 0, 0, 0, 0] = caches[1, 0, 0, 0, 0] = 1
+    caches = np.zeros((1, 1, 1, 16, 32)), np.zeros((1, 1, 1, 1, 32, 32))
+    caches[0][0, 0, 0, 0, 0] = caches[1][0, 0, 0, 0, 0, 0] = 1
     q = np.zeros((1, 1, 16))
     q[0, 0, 0] = 1
     got = ops.attention(q, *caches, np.array([0]), np.array([1]), None)
@@ -220,9 +230,9 @@ def test_scores_are_not_scaled():
 
 def test_a_row_does_not_feel_its_batch():
     n = 9
-    *_, caches = filled_cache(n, 16)
+    *_, caches = filled_cache(n, 32)
     for dtype in (np.float32, np.float64):
-        q, (kc, vc) = RNG.standard_normal((n, 4, 4)).astype(dtype), caches.astype(dtype)
+        q, (kc, vc) = RNG.standard_normal((n, 4, 4)).astype(dtype), (a.astype(dtype) for a in caches)
         together = ops.attention(q, kc, vc, np.zeros(n, np.int32), np.arange(n), 5)
         for t in range(n):
             alone = ops.attention(q[t : t + 1], kc, vc, np.array([0]), np.array([t]), 5)

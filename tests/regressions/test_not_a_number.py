@@ -11,6 +11,7 @@ from fastpath.load import load_model
 from tests import strategies, tiny
 
 RNG = np.random.default_rng(18)
+ZERO = np.zeros(1, np.int32)
 
 
 @pytest.mark.parametrize("n", [16, 37])
@@ -21,16 +22,23 @@ def test_softcap_and_geglu_pass_it_on(n):
         assert np.array_equal(np.isnan(out), np.isnan(x))
 
 
-@pytest.mark.parametrize("of", ["query", "key"])
-def test_attention_passes_it_on_to_those_who_see_it(of):
-    q, keys, values = strategies.normal(RNG, 3, 2, 8), *(strategies.normal(RNG, 1, 40, 1, 8) for _ in "kv")
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n", [3, 30])
+@pytest.mark.parametrize("of", ["query", "key", "value"])
+def test_attention_passes_it_on_to_those_who_see_it(of, n, kv_type):
+    q, keys, values = strategies.normal(RNG, n, 2, 8), *(strategies.normal(RNG, 1, 64, 1, 8) for _ in "kv")
+    positions = np.arange(37 - n, 37, dtype=np.int32)
+    bad = positions == 36 if of == "query" else positions >= 35
     if of == "query":
-        q[1, :, 3] = np.nan
+        q[-1, :, 3] = np.nan
     else:
-        keys[0, 35, 0, 3] = np.nan
-    lanes, positions = np.zeros(3, np.int32), np.array([34, 36, 20], np.int32)
-    out = fastpath.cpu.attention(q, keys, values, lanes, positions, None)
-    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
+        {"key": keys, "value": values}[of][0, 35, 0, 3] = np.nan
+    caches = strategies.kv_caches(keys, values, kv_type, kv_type)
+    out = fastpath.cpu.attention(q, *caches, np.zeros(n, np.int32), positions, None)
+    assert np.array_equal(np.isnan(out[..., 3]), np.broadcast_to(bad[:, None], (n, 2)))
+    assert of == "value" or np.array_equal(np.isnan(out).all(axis=(1, 2)), bad)
+    alone = [fastpath.cpu.attention(q[t:][:1], *caches, ZERO, positions[t:][:1], None) for t in range(n)]
+    assert np.array_equal(np.concatenate(alone), out, equal_nan=True)
 
 
 @pytest.mark.parametrize("expert", [0, 3, 6])

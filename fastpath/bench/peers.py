@@ -1,0 +1,391 @@
+"""llama.cpp beside ours: `make bench-peers LLAMA_BENCH=/path/to/llama-bench`.
+
+Each row of the table is one pair of commands, run in turn (A B A B A B), each in a fresh process, with the
+same file, threads and number of tokens. Results are kept in docs/performance.json after every pair, so that
+a run can be interrupted, continued, and done in parts; docs/performance.md is written from that file.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastpath.bench import sizes, synthetic
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "performance.json"
+PAGE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- written by make bench-peers -->\n", "<!-- end -->\n"
+
+Run = dict[str, Any]  # what one command said: figure -> value, and details of ours
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a row. floor: ours, in multiples of llama.cpp's, or of its reciprocal for costs."""
+
+    name: str
+    title: str
+    floor: float
+    unit: str = "tokens/s"
+    is_cost: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    model: str  # SIZE:RECIPE
+    figures: tuple[Figure, ...]
+    peer: str  # the program, beside llama-bench
+    peer_words: str  # its arguments, {m} is the file and {t} the number of threads
+    our_words: str
+    read_peer: Callable[[str, Run], Run]
+    read_ours: Callable[[str, Run], Run]
+
+
+def _speeds(out: str, _: Run) -> Run:
+    """Of llama-bench's rows, and of ours: pp512, tg64 -> tokens/s."""
+    rows = json.loads(out[out.index("[") :])
+    found: Run = {}
+    for r in rows:
+        n_seqs = r.get("n_seqs", 1)
+        name = f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}" + f"x{n_seqs}" * (n_seqs > 1)
+        found[name] = r["avg_ts"]
+        if "read_percent" in r:
+            kept = ("read_gb_s", "plain_read_gb_s", "read_percent", "tops", "peak_tops", "peak_percent")
+            found.setdefault("details", {})[name] = {key: r[key] for key in kept}
+            found |= {key: r[key] for key in ("backends", "load_s", "private_bytes", "cpu_info")}
+        else:
+            found["build"] = r["build_commit"]
+    return found
+
+
+def _batched(out: str, _: Run) -> Run:
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return {f"tg{r['tg']}x{r['pl']}": r["speed_tg"] for r in rows}
+
+
+def _start(_: str, usage: Run) -> Run:
+    return {"start": usage["seconds"], "peak": usage["peak_bytes"] / 1e9}
+
+
+BENCH = "llama-bench", "-m {m} -t {t} -r 1 -o json"
+OURS = "bench -m {m} --threads {t} -r 1 --json"
+
+
+def _bench(name: str, model: str, prompt: tuple[int, float], gen: tuple[int, float], depth: int = 0) -> Row:
+    """A row of llama-bench: (tokens, floor) of a prompt, of an answer; 0 tokens: without."""
+    titles = ((prompt, "pp", "prefill"), (gen, "tg", "decode"))
+    at = f" at depth {depth}" if depth else ""
+    figures = tuple(
+        Figure(f"{short}{n}", f"{title} {n}{at}", floor) for (n, floor), short, title in titles if n
+    )
+    tests = f" -p {prompt[0]} -n {gen[0]}" + (f" -d {depth}" if depth else "")
+    return Row(name, model, figures, BENCH[0], BENCH[1] + tests, OURS + tests, _speeds, _speeds)
+
+
+ROWS = (
+    _bench("e2b-q4_0", "E2B:Q4_0", (512, 2.5), (64, 1.35)),
+    _bench("e2b-q8_0", "E2B:Q8_0", (512, 2.5), (64, 1.2)),
+    _bench("e2b-q4_k_m", "E2B:Q4_K_M", (512, 3.0), (64, 2.0)),
+    _bench("e2b-q4_0-long", "E2B:Q4_0", (2048, 2.5), (0, 0)),
+    _bench("e2b-q4_0-deep", "E2B:Q4_0", (0, 0), (64, 1.6), depth=4096),
+    Row(
+        "e2b-q4_0-rows", "E2B:Q4_0",
+        tuple(Figure(f"tg64x{n}", f"decode 64, {n} rows in one call", 2.0) for n in (4, 8)),
+        "llama-batched-bench", "-m {m} -t {t} -c 1024 -npp 16 -ntg 64 -npl 4,8 --output-format jsonl",
+        OURS + " -p 0 -n 64 -d 16 --batch 4,8", _batched, _speeds,
+    ),
+    Row(
+        "e2b-q4_0-start", "E2B:Q4_0",
+        (Figure("start", "one token from process start", 1.0, "s", is_cost=True),
+         Figure("peak", "peak memory of that", 1.0, "GB", is_cost=True)),
+        "llama-completion", "-m {m} -t {t} -p Hello -n 1 -no-cnv --no-warmup",
+        "--model {m} --threads {t} --prompt Hello --raw --max-tokens 1", _start, _start,
+    ),
+    _bench("e4b-q4_0", "E4B:Q4_0", (512, 2.5), (64, 1.3)),
+    _bench("e4b-q8_0", "E4B:Q8_0", (512, 2.2), (64, 1.1)),
+    _bench("e4b-q4_k_m", "E4B:Q4_K_M", (512, 3.0), (64, 2.0)),
+    _bench("26b-q4_k_m", "26B-A4B:Q4_K_M", (512, 2.5), (64, 2.0)),
+)  # fmt: skip
+
+
+# -- running
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    args = _arguments(words)
+    wanted = [row for row in ROWS if row.name in args.rows]
+    results = _load()
+    if not args.only_write:
+        results["machine"] = _describe(args)
+        files = _Files(Path(args.models) if args.models else None, keep=args.keep)
+        for i, row in enumerate(wanted):
+            _run_row(row, args, results, files)
+            files.done(row.model, [later.model for later in wanted[i + 1 :]])
+    _write_page(results)
+    return 0
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
+    names = [row.name for row in ROWS]
+
+    def rows(text: str) -> list[str]:
+        chosen = [name for name in names if text == "all" or name in text.split(",")]
+        if unknown := set(text.split(",")) - {"all", *names}:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not a row; there are {', '.join(names)}")
+        return chosen
+
+    option = os.environ.get
+    parser.add_argument("--llama-bench", default=option("LLAMA_BENCH"), help="llama.cpp's llama-bench")
+    parser.add_argument("--rows", type=rows, default=option("ROWS") or "all", help="names, or all")
+    parser.add_argument("--rounds", type=int, default=int(option("ROUNDS") or 3), help="pairs of each row")
+    parser.add_argument("--threads", type=int, default=int(option("THREADS") or len(os.sched_getaffinity(0))))
+    parser.add_argument("--models", default=option("MODELS"), help="folder of files like e2b-q4_0.gguf")
+    parser.add_argument(
+        "--prefix", default=option("PREFIX") or "", help="put before each command: taskset .."
+    )
+    parser.add_argument("--again", action="store_true", default=bool(option("AGAIN")),
+                        help="measure rows anew that have results")  # fmt: skip
+    parser.add_argument("--keep", action="store_true", default=bool(option("KEEP")),
+                        help="do not delete files that were written for this")  # fmt: skip
+    parser.add_argument("--only-write", action="store_true", help="write the page from the results again")
+    args = parser.parse_args(words)
+    if not args.only_write and not (args.llama_bench and os.access(args.llama_bench, os.X_OK)):
+        parser.error(
+            f"llama-bench: got {args.llama_bench!r}, expected a program. Set LLAMA_BENCH=/path/to/it "
+            "(docs/performance.md says how to build one)"
+        )
+    return args
+
+
+class _Files:
+    """The model files of the rows: from a folder that the user has, or written when needed and deleted."""
+
+    def __init__(self, folder: Path | None, *, keep: bool):
+        self.folder, self.keep = folder, keep
+        self.written: set[Path] = set()
+
+    def path(self, model: str) -> Path:
+        folder = self.folder or synthetic.folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (model.replace(":", "-").lower() + ".gguf")
+        if not path.exists():
+            _say(f"writing {path}")
+            synthetic.write(model, path)
+            self.written.add(path)
+        return path
+
+    def done(self, model: str, later: list[str]) -> None:
+        """Files share the page cache: one that is not needed any more leaves it."""
+        if model in later:
+            return
+        path = self.path(model)
+        if path in self.written and not self.keep:
+            path.unlink()
+        else:
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _run_row(row: Row, args: argparse.Namespace, results: Run, files: _Files) -> None:
+    kept = results["rows"].setdefault(row.name, {})
+    if args.again:
+        kept.clear()
+    pairs = kept.setdefault("pairs", [])
+    peer = Path(args.llama_bench).with_name(row.peer)
+    if not peer.exists():
+        kept["missing"] = f"{row.peer} is not beside llama-bench: build that target too"
+        _say(f"{row.name}: {kept['missing']}")
+        return
+    kept.pop("missing", None)
+    path, is_first = None, True
+    while len(pairs) < args.rounds:
+        path = path or files.path(row.model)
+        values = {"m": str(path), "t": str(args.threads)}
+        theirs = _command(str(peer), row.peer_words, values)
+        ours = _command(f"{sys.executable} -m fastpath.cli", row.our_words, values)
+        if is_first:
+            _read(path)
+            _run(ours, args.prefix)  # kernels are compiled
+            is_first = False
+        pair = {
+            "commit": _commit(),
+            "llama.cpp": row.read_peer(*_run(theirs, args.prefix)),
+            "ours": row.read_ours(*_run(ours, args.prefix)),
+        }
+        _say(f"{row.name}, pair {len(pairs) + 1} of {args.rounds}: {_summary(row, pair)}")
+        pairs.append(pair)
+        kept["commands"] = {"llama.cpp": _shown(row.peer, row.peer_words, row, args),
+                            "ours": _shown("python -m fastpath.cli", row.our_words, row, args)}  # fmt: skip
+        _save(results)
+
+
+def _read(path: Path) -> None:
+    """The whole file into the page cache, where both programs then find it."""
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(_buffer):
+            pass
+
+
+_buffer = bytearray(1 << 24)
+
+
+def _command(program: str, words: str, values: dict[str, str]) -> list[str]:
+    return program.split() + [word.format(**values) for word in words.split()]
+
+
+def _shown(program: str, words: str, row: Row, args: argparse.Namespace) -> str:
+    return f"{program} {words}".format(m=row.model.replace(":", "-").lower() + ".gguf", t=args.threads)
+
+
+def _run(command: list[str], prefix: str) -> tuple[str, Run]:
+    """Standard output, and what it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        usage = Path(folder) / "usage.json"
+        timed = [sys.executable, str(Path(__file__).with_name("timed.py")), str(usage)]
+        done = subprocess.run(
+            [*shlex.split(prefix), *timed, *command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=_environment(command),
+        )
+        if done.returncode:
+            last = " ".join(done.stderr.strip().splitlines()[-1:])
+            raise SystemExit(f"bench-peers: {shlex.join(command)}: status {done.returncode}: {last[:300]}")
+        return done.stdout, json.loads(usage.read_text())
+
+
+def _environment(command: list[str]) -> dict[str, str]:
+    """llama.cpp's libraries lie beside its programs; our packages in the root."""
+    env = dict(os.environ)
+    for name, folder in (("LD_LIBRARY_PATH", str(Path(command[0]).parent)), ("PYTHONPATH", str(ROOT))):
+        env[name] = os.pathsep.join(filter(None, (folder, env.get(name))))
+    return env
+
+
+def _summary(row: Row, pair: Run) -> str:
+    return "; ".join(
+        f"{f.name} {pair['llama.cpp'][f.name]:.2f} and {pair['ours'][f.name]:.2f} {f.unit}"
+        for f in row.figures
+    )
+
+
+def _load() -> Run:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+
+
+def _save(results: Run) -> None:
+    part = RESULTS.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n")
+    part.replace(RESULTS)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- the page
+
+
+def _write_page(results: Run) -> None:
+    """The part between the marks; what people wrote around it stays."""
+    before, mark, rest = PAGE.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise SystemExit(
+            f"bench-peers: {PAGE}: expected the lines {BEGIN.strip()} and {END.strip()} around the table"
+        )
+    PAGE.write_text(before + BEGIN + page(results) + END + after)
+
+
+HEAD = ("file", "what", "llama.cpp", "ours", "ratio", "at least", "", "% of plain read", "% of int8 peak")
+
+
+def page(results: Run) -> str:
+    from fastpath.bench.table import markdown
+
+    lines: list[list[str]] = [list(HEAD)]
+    commands: list[str] = []
+    for row in ROWS:
+        kept = results["rows"].get(row.name, {})
+        pairs = kept.get("pairs")
+        if not pairs:
+            continue
+        lines += [_line(row, figure, pairs) for figure in row.figures]
+        commands += [f"{row.name}", *(f"    {kept['commands'][who]}" for who in ("llama.cpp", "ours"))]
+    missing = [f"- {name}: {kept['missing']}" for name, kept in results["rows"].items() if "missing" in kept]
+    table = [_machine(results), "", markdown(lines, n_texts=2), "", *missing]
+    return "\n".join(["", *table, "", "Commands:", "", "```", *commands, "```", ""])
+
+
+def _line(row: Row, figure: Figure, pairs: list[Run]) -> list[str]:
+    theirs, ours = (
+        statistics.median(pair[who][figure.name] for pair in pairs) for who in ("llama.cpp", "ours")
+    )
+    ratio = theirs / ours if figure.is_cost else ours / theirs
+    details = [pair["ours"].get("details", {}).get(figure.name) for pair in pairs]
+    percents = ["", ""]
+    if all(details):
+        read, peak = (statistics.median(d[key] for d in details) for key in ("read_percent", "peak_percent"))
+        percents = [f"{read:.0f}", f"{peak:.0f}"]
+    size, recipe = sizes.parse(row.model)
+    speeds = [f"{theirs:.2f}", f"{ours:.2f}", f"{ratio:.2f}", f"{figure.floor:g}"]
+    verdict = "" if ratio >= figure.floor else "missed"
+    return [f"{size.name} {recipe}", f"{figure.title}, {figure.unit}", *speeds, verdict, *percents]
+
+
+def _machine(results: Run) -> str:
+    """Of the latest run; rows keep the commit that they were measured at."""
+    m = results.get("machine")
+    if not m:
+        return ""
+    pairs = [pair for row in results["rows"].values() for pair in row.get("pairs", ())]
+    counts = sorted({len(row["pairs"]) for row in results["rows"].values() if row.get("pairs")})
+    kernels = next((pair["ours"]["backends"] for pair in pairs if "backends" in pair["ours"]), "")
+    build = next((pair["llama.cpp"]["build"] for pair in pairs if "build" in pair["llama.cpp"]), "unknown")
+    commits = ", ".join(sorted({pair["commit"] for pair in pairs}))
+    return (
+        f"Medians of {' to '.join(map(str, counts[:1] + counts[1:][-1:]))} runs in turn, {m['date']}. "
+        f"{m['cpu']}, {m['n_cpus']} CPUs, {m['memory_gb']:.0f} GB, {m['threads']} threads; ours: {kernels}, "
+        f"commit {commits}, Python {m['python']}, Numba {m['numba']}; llama.cpp: build {build}."
+    )
+
+
+def _describe(args: argparse.Namespace) -> Run:
+    import datetime
+    import platform
+
+    import numba
+
+    from fastpath.bench.report import cpu_name
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu_name(),
+        "n_cpus": os.cpu_count(),
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        "threads": args.threads,
+        "python": platform.python_version(),
+        "numba": numba.__version__,
+    }
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
+
+import importlib.util
+import json
+import mmap
+import statistics
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fastpath.backend import ops_for
+from fastpath.bench import measure, parity, profile, rates, report
+from fastpath.bench.measure import Runner, workloads
+from fastpath.cli.parts import Parts
+from fastpath.cli.setup import prepare, say
+from fastpath.cli.stats import own_bytes, peak_bytes
+from fastpath.engine import Engine, default_chunk
+from fastpath.load import Model, load_model
+from quant import QTensor
+
+
+def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
+    """Rows, and the same as text."""
+    from fastpath.cpu import machine, threads
+
+    tests = workloads(args.n_prompt, args.n_gen, args.depth, args.batch)
+    if not tests:
+        raise ValueError("bench: nothing to measure. Give -p or -n a number above 0.")
+    parts = Parts()
+    with parts.measured("file"):
+        model = load_model(path)
+    engine = _engine(args, model, tests)
+    prepare(args, engine, measure.positions(tests), "last", parts)
+    model = engine.model  # packed, perhaps
+    _touch_tables(model)
+    n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
+    n_cases += parity.check_replay(engine, sorted({test.n_seqs for test in tests if test.n_gen}))
+    plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
+    runner, results = Runner(engine), []
+    for i, test in enumerate(tests):
+        say(f"test {i + 1} of {len(tests)}: {test.name}")
+        results.append(runner.run(test, args.repetitions, lambda: samples.append(plain.bytes_per_s())))
+    setting = report.Setting(
+        model=model,
+        model_size=sum(tensor.nbytes for tensor in model.file.tensors.values()),
+        n_params=sum(tensor.n_rows * tensor.row_len for tensor in model.file.tensors.values()),
+        kernels=machine.describe(),
+        n_threads=threads.num_threads(),
+        n_batch=engine.chunk,
+        kv_types=_kv_types(args),
+        is_packed=model.arena is not None,
+        load_s=parts.seconds["file"] + parts.seconds.get("repack", 0.0),
+        read_gb_s=statistics.median(samples) / 1e9,
+        peak_tops=rates.int8_ops_per_s() / 1e12,
+        own_bytes=own_bytes(),
+        peak_bytes=peak_bytes(),
+        n_parity_cases=n_cases,
+    )
+    rows = [report.row(setting, result) for result in results]
+    text = report.head(setting) + "\n\n" + report.table(rows, [test.name for test in tests])
+    if args.profile:
+        limits = profile.Limits(setting.read_gb_s * 1e9, setting.peak_tops * 1e12, rates.fma_ops_per_s())
+        text += "".join(f"\n\n{result.profiled.text(limits)}" for result in results)
+    return rows, text
+
+
+def _touch_tables(model: Model) -> None:
+    """Lookup tables come into the page cache: rows of random tokens are not to be waited for by a disk."""
+    for table in (model.weights.token_embd, model.weights.per_layer_token_embd):
+        if isinstance(table, QTensor):
+            table.data.reshape(-1)[:: mmap.PAGESIZE].sum()
+
+
+def _kv_types(args: Namespace) -> tuple[str, str]:
+    given = args.kv_type or "f16"
+    return (given, given) if isinstance(given, str) else given
+
+
+def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Engine:
+    n = measure.positions(tests)
+    most = model.config.context_len
+    if n > most:
+        raise ValueError(f"bench: {n} positions asked for, but the model was made for {most}. Ask for fewer.")
+    return Engine(
+        model,
+        ops_for("cpu"),
+        context_len=n,
+        chunk=args.batch_size or default_chunk(model.config),
+        n_seqs=measure.lanes(tests),
+        kv_type=_kv_types(args),
+        replay=not args.no_replay,
+    )
+
+
+RATES = (("fastpath.bench.kernels", "kernel_rates"), ("fastpath.bench.attention", "attention_rates"))
+
+
+def print_kernel_rates(*, as_json: bool) -> int:
+    """What single kernels reach, on memory that no cache holds."""
+    rates = []
+    for module, function in RATES:
+        if importlib.util.find_spec(module):
+            rates += getattr(importlib.import_module(module), function)()
+    print(json.dumps([asdict(rate) for rate in rates], indent=2) if as_json else "\n".join(map(str, rates)))
+    return 0

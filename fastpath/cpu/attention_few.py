@@ -1,0 +1,162 @@
+"""Attention of few tokens: three steps, each over all threads.      part of attention.py
+
+A key/value head of one token keeps all threads busy, on one pass over memory: scores are split by positions,
+the softmax by heads, values by components.  How many items a step has does not depend on the depth.
+
+    work item    scores: a part of the blocks of one key/value head, for all tokens
+                 softmax: a head of a token
+                 values: some columns of 32 components of one key/value head, for all tokens
+    arithmetic   that of attention.py
+    traffic      keys once and values once per token, prefetched; query heads that share them are computed
+                 together.  Products of 8 heads are bound by multiply-adds and widening as much as by memory.
+"""
+
+from fastpath.cpu import threads
+from fastpath.cpu.buffers import address, workspace
+from fastpath.cpu.kernel import inlined, kernel
+from fastpath.cpu.kv_product import (
+    SEGMENT,
+    product_bf16,
+    product_f16,
+    product_f32,
+)
+from fastpath.cpu.simd import (
+    div_f32,
+    ld_f32,
+    ld_i32,
+    ld_i64,
+    load_f32,
+    splat_f32,
+    st_f32,
+    store_first_f32,
+)
+from fastpath.cpu.softmax import softmax
+from refimpl.kv_types import COLUMNS, STEP
+
+ITEMS = 8  # of a step, per thread, if there are so many
+AHEAD = 4096  # bytes of keys between reading and prefetching
+
+
+@inlined
+def _scores(args, lo, hi, size, product):
+    q, cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
+    n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
+    scores, pitch, n_parts = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 112)
+    group, block_bytes = n_heads // n_kv_heads, STEP * width * size
+    for item in range(lo, hi):
+        head, part = item % n_kv_heads, item // n_kv_heads
+        for t in range(n_tokens):
+            last = ld_i32(positions + 4 * t)
+            base = max(0, last - window + 1) // STEP
+            n_blocks = last // STEP + 1 - base
+            keys = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * (n_slots // STEP) * block_bytes
+            row = t * n_heads + head * group
+            for block in range(n_blocks * part // n_parts, n_blocks * (part + 1) // n_parts):
+                source = keys + (base + block) % (n_slots // STEP) * block_bytes
+                for c in range(0, width, SEGMENT):
+                    product(
+                        group, q + 4 * (width * row + c), 4 * width,
+                        source + STEP * size * c, min(SEGMENT, width - c), AHEAD,
+                        scores + pitch * row + 4 * STEP * block, pitch, c == 0,
+                    )  # fmt: skip
+
+
+@kernel
+def _scores_f32(args, lo, hi, thread):
+    _scores(args, lo, hi, 4, product_f32)
+
+
+@kernel
+def _scores_f16(args, lo, hi, thread):
+    _scores(args, lo, hi, 2, product_f16)
+
+
+@kernel
+def _scores_bf16(args, lo, hi, thread):
+    _scores(args, lo, hi, 2, product_bf16)
+
+
+@kernel
+def softmax_kernel(args, lo, hi, thread):
+    positions, window, n_heads = ld_i64(args + 24), ld_i64(args + 40), ld_i64(args + 64)
+    scores, pitch, sums = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96)
+    for row in range(lo, hi):
+        last = ld_i32(positions + 4 * (row // n_heads))
+        first = max(0, last - window + 1)
+        base = first // STEP * STEP
+        n = last // STEP * STEP + STEP - base
+        st_f32(sums + 4 * row, softmax(scores + pitch * row, first - base, last + 1 - base, n))
+
+
+@inlined
+def _values(args, lo, hi, thread, size, product):
+    cache, lanes, positions = ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
+    n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
+    scores, pitch, sums, out = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
+    n_columns, totals = ld_i64(args + 112), ld_i64(args + 120) + thread * ld_i64(args + 128)
+    group, column_bytes = n_heads // n_kv_heads, STEP * COLUMNS * size
+    n_blocks, block_bytes = n_slots // STEP, (width + COLUMNS - 1) // COLUMNS * column_bytes
+    n_pieces = (width + n_columns - 1) // n_columns
+    for item in range(lo, hi):
+        head, left = item // n_pieces, item % n_pieces * n_columns
+        right = min(left + n_columns, width)
+        for t in range(n_tokens):
+            last = ld_i32(positions + 4 * t)
+            first = max(0, last - window + 1)
+            base = first // STEP * STEP
+            values = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * n_blocks * block_bytes
+            row = t * n_heads + head * group
+            for step in range(base, last + 1, STEP):
+                begin, end = max(step, first), min(step + STEP, last + 1)
+                probs = scores + pitch * row + 4 * (begin - base)
+                source = values + step // STEP % n_blocks * block_bytes + COLUMNS * size * (begin - step)
+                for c in range(left, right, COLUMNS):
+                    product(
+                        group, probs, pitch, source + c // COLUMNS * column_bytes, end - begin, block_bytes,
+                        totals + 4 * group * (c - left), 4 * COLUMNS, step == base,
+                    )  # fmt: skip
+            for c in range(left, right, 16):
+                column = totals + 4 * group * ((c - left) // COLUMNS * COLUMNS) + c % COLUMNS * 4
+                for n in range(group):
+                    value = div_f32(
+                        load_f32(column + 4 * COLUMNS * n), splat_f32(ld_f32(sums + 4 * (row + n)))
+                    )
+                    store_first_f32(out + 4 * (width * (row + n) + c), min(16, right - c), value)
+
+
+@kernel
+def _values_f32(args, lo, hi, thread):
+    _values(args, lo, hi, thread, 4, product_f32)
+
+
+@kernel
+def _values_f16(args, lo, hi, thread):
+    _values(args, lo, hi, thread, 2, product_f16)
+
+
+@kernel
+def _values_bf16(args, lo, hi, thread):
+    _values(args, lo, hi, thread, 2, product_bf16)
+
+
+SCORES = {"f32": _scores_f32, "f16": _scores_f16, "bf16": _scores_bf16}
+VALUES = {"f32": _values_f32, "f16": _values_f16, "bf16": _values_bf16}
+
+
+def few_tokens(words, k_cache, v_cache, k_type, v_type, pitch, out):
+    """The call whose first ten argument words are given; pitch: bytes of a row of scores."""
+    q, _, lanes, positions, T, window, S, K, N, H = words
+    n_threads = threads.num_threads()
+    wanted = -(-ITEMS * n_threads // K)  # items per key/value head
+    n_columns = COLUMNS * max(1, -(-H // COLUMNS) // wanted)
+    totals_bytes = 4 * (N // K) * (n_columns + 16)
+    scores = workspace(T * N * (pitch + 4) + n_threads * totals_bytes + 64, "attention")
+    sums = scores + T * N * pitch
+    words = (lanes, positions, T, window, S, K, N, H, scores, pitch, sums, address(out))
+    threads.run(SCORES[k_type.name], (q, address(k_cache), *words, wanted), K * wanted, 1, n_threads)
+    threads.run(softmax_kernel, (q, 0, *words), T * N, 1, n_threads)
+    totals = -(-(sums + 4 * T * N) // 64) * 64
+    args = (q, address(v_cache), *words, n_columns, totals, totals_bytes)
+    threads.run(VALUES[v_type.name], args, K * -(-H // n_columns), 1, n_threads)
