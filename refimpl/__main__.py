@@ -14,7 +14,16 @@ def main():
     parser.add_argument("prompt", nargs="?", default="")
     parser.add_argument("--mmproj", help="the model's encoders of images and sounds")
     for kind in ("image", "audio", "video"):
-        parser.add_argument(f"--{kind}", action="append", default=[], metavar="FILE", help="may be repeated")
+        parser.add_argument(
+            f"--{kind}",
+            dest="media",
+            nargs="+",
+            action="extend",
+            default=[],
+            type=lambda file, kind=kind: (kind, file),
+            metavar="FILE",
+            help="in front of the text, in the order given",
+        )
     parser.add_argument("--image-tokens", type=int, default=280, help="70, 140, 280, 560 or 1120")
     parser.add_argument("--max-tokens", type=int, default=100)
     parser.add_argument("--think", action="store_true", help="let the model think before it answers")
@@ -23,7 +32,7 @@ def main():
     try:
         model = load(args.model)
         soft: list = []
-        if args.image or args.audio or args.video:
+        if args.media:
             ids, soft = _prompt_with_media(model, args)
         elif args.raw:
             ids = model.tokenizer.encode(args.prompt, add_bos=True)
@@ -53,8 +62,7 @@ def _prompt_with_media(model, args):
         )
     media = load_media(args.mmproj)
     media.check(model.config, args.model)
-    files = [(kind, file) for kind in ("image", "video", "audio") for file in getattr(args, kind)]
-    encoded = [encode(media, kind, file, budget=args.image_tokens) for kind, file in files]
+    encoded = [encode(media, kind, file, budget=args.image_tokens) for kind, file in args.media]
     for note in (*media.notes, *(note for item in encoded for note in item.notes)):
         print(f"refimpl: {note}", file=sys.stderr)
     return prompt(model, args.prompt, encoded, thinking=args.think)

@@ -134,6 +134,27 @@ def _check_items(lane: int, items: Sequence[SoftTokens]) -> None:
             )
 
 
+def check_soft(batch: Batch, model_dim: int, *, whole: bool) -> None:
+    """Refuse soft tokens of another width, and, where images must be `whole` (plan_chunks), a cut one."""
+    if batch.soft is None:
+        return
+    if batch.soft.ndim != 2 or batch.soft.shape[1] != model_dim:
+        raise ValueError(
+            f"batch: soft tokens of width {batch.soft.shape[-1]}, expected {model_dim}. "
+            "Encode with the projector of this model"
+        )
+    if batch.ends is None or not whole:
+        return
+    for lane in np.unique(batch.seq_ids):
+        mine = batch.seq_ids == lane
+        last = batch.positions[mine][-1]
+        if batch.ends[mine].max() > last:
+            raise ValueError(
+                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, "
+                "expected all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
+            )
+
+
 def plan_chunks(
     start: int, stop: int, chunk: int, soft: Sequence[SoftTokens] = (), *, whole: bool = False
 ) -> list[tuple[int, int]]:

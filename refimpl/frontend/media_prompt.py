@@ -13,12 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from refimpl.batch import PAD
+import numpy as np
+
+from refimpl.batch import PAD, SoftTokens
 from refimpl.frontend.video import stamp
 
 Kind = Literal["image", "audio", "video"]
+DEFAULT_QUESTIONS = {
+    "image": "Describe this image.",
+    "audio": "Transcribe this recording.",
+    "video": "Describe this video.",
+}
 _PLACEHOLDER = re.compile(r"<\|(image|audio|video)\|>")
 
 
@@ -47,6 +54,30 @@ class MediaPart:
             return f"<|image>{soft[0]}<image|>"
         frames = zip(self.seconds, soft, strict=True)
         return " ".join(f"{stamp(seconds)} <|image>{rows}<image|>" for seconds, rows in frames)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A file, seen or heard: its part of the prompt, and the rows f[n, D] of each image, sound or frame."""
+
+    part: MediaPart
+    rows: tuple[np.ndarray, ...]
+    notes: tuple[str, ...] = ()
+
+
+def user_message(text: str, parts: Sequence[MediaPart]) -> dict[str, Any]:
+    """A message with media in front of its text; with nothing said, a question of the first one's kind."""
+    if not parts:
+        return {"role": "user", "content": text}
+    asked = text if text.strip() else DEFAULT_QUESTIONS[parts[0].kind]
+    content = [{"type": part.kind} for part in parts]
+    return {"role": "user", "content": [*content, {"type": "text", "text": asked}]}
+
+
+def soft_tokens(starts: Sequence[int], encoded: Sequence[Encoded]) -> list[SoftTokens]:
+    """What stands at the starts that `locate` found.  Of a video every frame is an item of its own."""
+    rows = [(r, item.part.kind != "audio") for item in encoded for r in item.rows]
+    return [SoftTokens(start, r, vision) for start, (r, vision) in zip(starts, rows, strict=True)]
 
 
 def expand(text: str, parts: Sequence[MediaPart]) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from refimpl import ops
+from refimpl.batch import check_soft
 from refimpl.model.block import Call, block
 
 
@@ -31,8 +32,9 @@ def forward(config, weights, cache, batch, *, activations="float", trace=None):
     """
     cache.check(batch)
     _check_ids(config, batch)
-    _check_soft(config, batch)
-    ends = batch.ends if config.media_attention == "bidirectional" else None
+    both_ways = config.media_attention == "bidirectional"
+    check_soft(batch, config.model_dim, whole=both_ways)
+    ends = batch.ends if both_ways else None
     call = Call(batch, ends, config.rms_eps, activations, trace or (lambda name, array: None))
     # A NumPy scalar of the cache's precision: in this way `embed` starts a float64 pass.
     x = ops.embed(weights.token_embd, batch.token_ids, cache.dtype.type(config.embed_scale))
@@ -96,23 +98,3 @@ def _check_ids(config, batch):
         raise ValueError(
             f"batch: token id {bad}, expected 0 .. {config.vocab_size - 1}. Ids of another model's tokenizer?"
         )
-
-
-def _check_soft(config, batch):
-    if batch.soft is None:
-        return
-    if batch.soft.shape[1] != config.model_dim:
-        raise ValueError(
-            f"batch: soft tokens of width {batch.soft.shape[1]}, expected {config.model_dim}. "
-            "Encode with the projector of this model"
-        )
-    if config.media_attention == "causal" or batch.ends is None:
-        return
-    for lane in np.unique(batch.seq_ids):
-        mine = batch.seq_ids == lane
-        last = batch.positions[mine][-1]
-        if batch.ends[mine].max() > last:
-            raise ValueError(
-                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, "
-                "expected all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
-            )
