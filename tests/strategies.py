@@ -201,9 +201,14 @@ def _cache(draw):
 def attention(draw):
     rng, (k_cache, v_cache), lanes, positions, window, (T, K, G, H) = draw(_cache())
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
+    ends = draw(st.none() | st.just(rng))
+    if ends is not None:  # up to some later position whose slots are not those of an earlier one
+        S = 32 * k_cache.shape[2]
+        firsts = 0 * positions if window is None else np.maximum(0, positions - window + 1)
+        ends = (positions + rng.integers(0, S + firsts - positions)).astype(np.int32)
     return {
         "q": q, "k_cache": k_cache, "v_cache": v_cache,
-        "seq_ids": lanes, "positions": positions, "window": window,
+        "seq_ids": lanes, "positions": positions, "window": window, "ends": ends,
     }  # fmt: skip
 
 
