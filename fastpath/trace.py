@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fastpath.error_budget import limit_of, order_of, row_limit_of, split_name
+from refimpl.batch import SoftTokens
 
 META = "__meta__"  # the npz entry with the metadata, JSON text; no callback is called so
 
@@ -40,11 +41,16 @@ class Recorder:
         return {name: np.concatenate(pieces) for name, pieces in self._pieces.items()}
 
 
-def record(engine, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """All intermediates of a sequence, in chunks of the engine's size."""
-    recorder = Recorder()
-    for start in range(0, len(ids), engine.chunk):
-        engine.extend([(0, ids[start : start + engine.chunk])], "all", trace=recorder)
+def record(
+    engine, ids: Sequence[int], soft: Sequence[SoftTokens] = (), recorder: Recorder | None = None
+) -> dict[str, np.ndarray]:
+    """All intermediates of a sequence, in chunks of the engine's size.
+
+    recorder  what has recorded the encoders of the soft tokens, if their values are wanted too
+    """
+    recorder = recorder or Recorder()
+    for start, stop in engine.plan(len(ids), soft=soft):
+        engine.extend([(0, ids[start:stop])], "all", trace=recorder, soft={0: soft})
     return recorder.arrays()
 
 

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as with_default
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,9 @@ class Media:
     vision: tuple[VisionConfig, Any] | None
     audio: tuple[AudioConfig, Any] | None
     notes: tuple[str, ...] = ()  # what the user should know
+    tensors: Mapping[str, QTensor] = with_default(
+        default_factory=dict, repr=False
+    )  # all of the encoders, by name
 
     def check(self, config: Config, model_path: Any) -> None:
         """Refuse a text model that these encoders were not made for."""
@@ -175,7 +179,19 @@ def load_media(path: str | os.PathLike[str]) -> Media:
     _refuse_unknown(source)
     vision = None if seeing is None else (seeing, _vision(source, seeing))
     audio = None if hearing is None else (hearing, _audio(source, hearing))
-    return Media(source.path, vision, audio, source.notes)
+    return Media(source.path, vision, audio, source.notes, source.tensors)
+
+
+def is_projector(path: str | os.PathLike[str]) -> bool:
+    """Whether a file says that it holds encoders and no text model; files that do not open are none."""
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(9)
+        if head[:4] != b"GGUF":
+            return looks_like_safetensors(head)
+        return open_gguf(path).metadata.get("general.architecture") == "clip"
+    except (OSError, ValueError):
+        return False
 
 
 # -- three makes of files ---------------------------------------------------------------------------------

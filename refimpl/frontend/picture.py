@@ -64,7 +64,9 @@ def video_picture(frames: Sequence[Frame]) -> np.ndarray:
     return _stack([np.concatenate(pictures[i : i + n], axis=1) for i in range(0, len(pictures), n)])
 
 
-def picture_of(source: Source, *, budget: int = DEFAULT_BUDGET, name: str | None = None) -> np.ndarray:
+def picture_of(
+    source: Source, *, budget: int = DEFAULT_BUDGET, fps: float = 1.0, name: str | None = None
+) -> np.ndarray:
     """The picture of a file, whatever it is: an image if it can be read as one, else a sound, else a video.
 
     Raises:
@@ -75,7 +77,7 @@ def picture_of(source: Source, *, budget: int = DEFAULT_BUDGET, name: str | None
     file = read_media(source, "an image, a sound or a video", name)
     attempts: list[Any] = [
         lambda: image_picture(fit(load_image(file.data, name=file.name), budget)),
-        lambda: video_picture(load_video(file.data, name=file.name).frames),
+        lambda: video_picture(load_video(file.data, fps=fps, name=file.name).frames),
         lambda: audio_picture(load_audio(file.data, name=file.name)),
     ]
     faults = []
@@ -92,11 +94,11 @@ def picture_of(source: Source, *, budget: int = DEFAULT_BUDGET, name: str | None
     raise file.fault(describe(file.data), "an image, a sound or a video", "Send another file")
 
 
-def write_png(path: Any, picture: np.ndarray) -> None:
-    """Write u8[h, w, 3] as a PNG file."""
+def png_bytes(picture: np.ndarray) -> bytes:
+    """u8[h, w, 3] as a PNG file."""
     import imageio.v3 as imageio
 
-    imageio.imwrite(path, picture, extension=".png", plugin="pillow")
+    return bytes(imageio.imwrite("<bytes>", picture, extension=".png", plugin="pillow"))
 
 
 def _per_line() -> int:

@@ -5,7 +5,7 @@ import pytest
 
 from refimpl.frontend.audio import load_audio
 from refimpl.frontend.image import fit, load_image
-from refimpl.frontend.picture import audio_picture, image_picture, picture_of, write_png
+from refimpl.frontend.picture import audio_picture, image_picture, picture_of, png_bytes
 from tests.media import files
 from tests.media.test_audio import tone
 
@@ -38,7 +38,7 @@ def test_audio():
 
 def test_files(tmp_path):
     picture = picture_of(files.png(files.picture("photo-small")), budget=70)
-    write_png(tmp_path / "seen.png", picture)
+    (tmp_path / "seen.png").write_bytes(png_bytes(picture))
     assert np.array_equal(load_image(tmp_path / "seen.png"), picture)
     assert picture_of(files.wav(tone(16000, 0.2))).shape == (272, 5 * 24, 3)
     for data, message in ((b"hello", "text, expected an image, a sound or a video"), (b"", "empty")):
