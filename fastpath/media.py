@@ -18,24 +18,13 @@ from typing import Any
 import numpy as np
 
 from fastpath.load import Model
+from fastpath.model.audio import encode_audio
+from fastpath.model.vision import encode_image
 from refimpl.frontend.image import DEFAULT_BUDGET
 from refimpl.frontend.media_file import Source
 from refimpl.frontend.media_input import DEFAULT_FPS, MediaInput, open_input, read_input
 from refimpl.frontend.media_prompt import Encoded, Kind
 from refimpl.media_tensors import Media, load_media
-
-try:
-    from fastpath.model.audio import encode_audio
-    from fastpath.model.vision import encode_image
-except ImportError:  # until the fast encoders are here: the reference's, whatever the op table
-    import importlib
-
-    def encode_audio(ops, *args, **options):
-        return importlib.import_module("refimpl.model.audio").encode_audio(*args, **options)
-
-    def encode_image(ops, *args, **options):
-        return importlib.import_module("refimpl.model.vision").encode_image(*args, **options)
-
 
 CACHE_BYTES = 256 << 20  # 280 soft tokens of the widest model are 6 MB
 
@@ -135,7 +124,7 @@ class Encoders:
         if rows is None:
             made = []
             for piece in given.pieces:
-                made.append(self._run(opened, piece, trace))
+                made.append(self.run_checked(opened.kind, piece, given.name, trace))
                 if progress is not None:
                     progress(len(made), len(given.pieces))
             rows = tuple(made)
@@ -144,19 +133,18 @@ class Encoders:
 
     def run(self, kind: Kind, piece: np.ndarray, trace: Trace | None = None) -> np.ndarray:
         """f32[n, D of the text model] of a canvas or of samples."""
-        encoder, encode = (
-            (self.media.need_audio(), encode_audio)
-            if kind == "audio"
-            else (self.media.need_vision(), encode_image)
-        )
-        return encode(self.ops, *encoder, piece, activations=self.activations, trace=trace)
+        options: dict[str, Any] = {"activations": self.activations, "trace": trace}
+        if kind == "audio":
+            return encode_audio(self.ops, *self.media.need_audio(), piece, **options)
+        return encode_image(self.ops, *self.media.need_vision(), piece, **options)
 
-    def _run(self, opened: Opened, piece: np.ndarray, trace: Trace | None) -> np.ndarray:
+    def run_checked(self, kind: Kind, piece: np.ndarray, name: str, trace: Trace | None = None) -> np.ndarray:
+        """The same, of a file with this name; what is no number is said."""
         with np.errstate(all="ignore"):
-            rows = self.run(opened.kind, piece, trace)
+            rows = self.run(kind, piece, trace)
         if not np.isfinite(rows).all():
             raise ValueError(
-                f"{self.media.path}: NaN or infinity in the soft tokens of {opened.input.name}. "
+                f"{self.media.path}: NaN or infinity in the soft tokens of {name}. "
                 "The weights of the encoder are damaged: download the file again."
             )
         rows.flags.writeable = False  # it may be handed out again
