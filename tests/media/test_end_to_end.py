@@ -86,7 +86,7 @@ def test_names_are_reported_in_the_order_of_computation(family, model, media):
 
 
 def test_a_png_of_any_size(model, tmp_path):
-    """A generated file through decoding, resizing and both kinds of kernels: same soft tokens, same logits."""
+    """A generated file through decoding, resizing and both kinds of kernels: the same logits."""
     name = "v.position_embd.weight"
     for family in ("e2b", "26b"):
         table = tiny_mmproj.tensors_of(family)[name]
