@@ -4,14 +4,14 @@ Its specification is one sentence: how a sequence is cut into calls, what it is 
 threads run never changes a byte of its logits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fastpath.cache import KVCache, KVType, cache_bytes
 from fastpath.model.text import forward
 from fastpath.replay import Replay
-from refimpl.batch import Batch, LogitRows, make_batch
+from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch, plan_chunks
 
 Progress = Callable[[int, int], None]
 WATCHED_TOKENS = 32  # per call of the second run: all its rows want logits, 1 MB each in a real model
@@ -32,6 +32,8 @@ class Engine:
 
     context_len  tokens a sequence may hold; None = what the model was made for
     chunk        most tokens of one sequence per call; None = `default_chunk`
+    largest_image  soft tokens of the largest image or frame to come: large models take each in one call, even
+                 where that is more than `chunk`
     activations  "int8" | "float"
     dtype        of numbers; float64 makes the reference's table exact (no other table knows it)
     kv_type      what keys and values are stored as: a name, or one for keys and one for values (cache.py);
@@ -46,6 +48,7 @@ class Engine:
         *,
         context_len: int | None = None,
         chunk: int | None = None,
+        largest_image: int = 0,
         n_seqs: int = 1,
         activations: str = "int8",
         dtype=np.float32,
@@ -60,15 +63,23 @@ class Engine:
                 f"context of {self.context_len} tokens asked for, but the model was made for "
                 f"{model.config.context_len}. Ask for at most that."
             )
+        self.whole_images = model.config.media_attention == "bidirectional"
+        self._largest_call = max(self.chunk, min(largest_image, self.context_len) if self.whole_images else 0)
         self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
         self.cache = self._new_cache(n_seqs, dtype)
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
+        self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)
         self.replay = Replay(recorder, self._eagerly, self._state) if replay and recorder else None
 
     def _new_cache(self, n_seqs: int, dtype) -> KVCache:
         return KVCache(
-            self.model.config, n_seqs, self.context_len, self.chunk, dtype=dtype, kv_type=self.kv_type
+            self.model.config,
+            n_seqs,
+            self.context_len,
+            self._largest_call,
+            dtype=dtype,
+            kv_type=self.kv_type,
         )
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
@@ -102,41 +113,75 @@ class Engine:
             )
 
     def extend(
-        self, pieces: Sequence[tuple[int, Sequence[int]]], rows: LogitRows = "last", trace=None
+        self,
+        pieces: Sequence[tuple[int, Sequence[int]]],
+        rows: LogitRows = "last",
+        trace=None,
+        *,
+        soft: Mapping[int, Sequence[SoftTokens]] | None = None,
     ) -> np.ndarray:
         """One call that appends ids to lanes.
 
         Shapes:
-            pieces  (lane, ids), at most `chunk` ids each, every lane at most once
+            pieces  (lane, ids), at most `chunk` ids each (`plan`), every lane at most once
             rows    "last" | "all" | "none": whose logits are wanted, for each piece
+            soft    images and sounds of a lane; those that do not stand on its new tokens are left out
         Returns:
             f32[M, V] in the order of the pieces
         """
         for lane, ids in pieces:
             self.check_room(len(ids), lane)
             self.model.check_ids(ids)
-        batch = make_batch([(lane, len(self.tokens[lane]), list(ids), rows) for lane, ids in pieces])
+        batch = make_batch([(lane, len(self.tokens[lane]), list(ids), rows) for lane, ids in pieces], soft)
         logits = self.forward(batch, trace)
         for lane, ids in pieces:
             self.tokens[lane].extend(int(i) for i in ids)
+            known = self.soft[lane][-1].start if self.soft[lane] else -1
+            given = soft.get(lane, ()) if soft else ()
+            self.soft[lane] += [item for item in given if known < item.start < self.length(lane)]
         self._check_finite(logits, batch.seq_ids[batch.logit_rows])
         return logits
 
-    def prefill(self, ids: Sequence[int], *, lane: int = 0, progress: Progress | None = None) -> np.ndarray:
+    def plan(
+        self, n: int, *, lane: int = 0, soft: Sequence[SoftTokens] = (), chunk: int | None = None
+    ) -> list[tuple[int, int]]:
+        """How n more tokens of a lane are cut into calls: (first, stop), counted from the first new one.
+
+        soft  positions are in the sequence
+        """
+        held = self.length(lane)
+        cuts = plan_chunks(held, held + n, chunk or self.chunk, soft, whole=self.whole_images)
+        largest = max((stop - start for start, stop in cuts), default=0)
+        if largest > self._largest_call:
+            raise ValueError(
+                f"an image of {largest} soft tokens, but this engine takes at most {self._largest_call} "
+                "tokens in one call. Make it with a larger chunk, or say largest_image"
+            )
+        return [(start - held, stop - held) for start, stop in cuts]
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        *,
+        lane: int = 0,
+        soft: Sequence[SoftTokens] = (),
+        progress: Progress | None = None,
+    ) -> np.ndarray:
         """Appends a prompt to a lane, chunk by chunk; f32[V], the logits after its last token.
 
+        soft  images and sounds, by their positions in the sequence
         progress(done, total) is called after each chunk; an exception from it ends the prefill there.
         """
         if len(ids) == 0:
             raise ValueError("the prompt has no tokens. Give at least one.")
         self.check_room(len(ids), lane)
+        cuts = self.plan(len(ids), lane=lane, soft=soft)
         self.cache.reserve(len(self.tokens[lane]) + len(ids))
-        starts = range(0, len(ids), self.chunk)
-        for start in starts:
-            piece = ids[start : start + self.chunk]
-            logits = self.extend([(lane, piece)], "last" if start == starts[-1] else "none")
+        for start, stop in cuts:
+            wanted: LogitRows = "last" if stop == len(ids) else "none"
+            logits = self.extend([(lane, ids[start:stop])], wanted, soft={lane: soft})
             if progress is not None:
-                progress(start + len(piece), len(ids))
+                progress(stop, len(ids))
         return logits[0]
 
     def decode(self, token_id: int, *, lane: int = 0) -> np.ndarray:
@@ -145,7 +190,7 @@ class Engine:
 
     def reset(self, lane: int = 0) -> None:
         """Forgets a lane's tokens. The cache needs no clearing: see KVCache."""
-        self.tokens[lane] = []
+        self.tokens[lane], self.soft[lane] = [], []
 
     def length(self, lane: int = 0) -> int:
         return len(self.tokens[lane])
@@ -161,7 +206,9 @@ class Engine:
     @property
     def max_cache_bytes(self) -> int:
         """What the cache will hold when a sequence fills the context."""
-        return cache_bytes(self.model.config, self.cache.n_seqs, self.context_len, self.chunk, self.kv_type)
+        return cache_bytes(
+            self.model.config, self.cache.n_seqs, self.context_len, self._largest_call, self.kv_type
+        )
 
     def check_room(self, n: int, lane: int = 0) -> None:
         """n more tokens fit, or ValueError."""
@@ -184,10 +231,10 @@ class Engine:
     def _first_not_finite(self, lane: int) -> str:
         """Runs the lane's tokens once more, watched, and says where NaN or infinity first appears."""
         fresh = self._new_cache(1, self.cache.dtype)
-        ids = self.tokens[lane]
+        ids, soft = self.tokens[lane], self.soft[lane]
         step = min(self.chunk, WATCHED_TOKENS)
-        for start in range(0, len(ids), step):
-            batch = make_batch([(0, start, ids[start : start + step], "all")])
+        for start, stop in plan_chunks(0, len(ids), step, soft, whole=self.whole_images):
+            batch = make_batch([(0, start, ids[start:stop], "all")], {0: soft})
             try:
                 self._run(fresh, batch, _StopAtNotFinite(batch.positions))
             except _FoundNotFinite as found:

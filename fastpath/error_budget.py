@@ -57,9 +57,43 @@ _EXPERTS = Budget(
     row=4.0,  # measured: 1.5, in a row with a tie
 )
 _HEAD = Budget((2e-5, 2e-3, 5e-2, 1e-1), "norm and projection of the last layer's output, at its depth")
+_SOUND = Budget((1e-5, 1e-4, 1e-4, 1e-4), "made in float64; published front ends agree to 1e-4")
 
 # In the order of computation, which is also the order of the report.
 TABLE: dict[str, Budget] = {
+    "v.patch_norm": _NORMED,
+    "v.patch_embd": _INPUT,
+    "v.pos_embd": _STREAM,
+    "v.attn_norm": _NORMED,
+    "v.Qcur_pos": _BRANCH,
+    "v.Kcur_pos": _BRANCH,
+    "v.Vcur_normed": _BRANCH,
+    "v.kqv_out": _DEEP,
+    "v.attn_out": _STREAM,
+    "v.ffn_norm": _NORMED,
+    "v.ffn_geglu": _DEEP,
+    "v.ffn_out": _DEEP,
+    "v.l_out": _STREAM,
+    "v.pooled": _STREAM,
+    "v.std_scaled": _STREAM,
+    "v.projected": _HEAD,
+    "a.mel": _SOUND,
+    "a.frames": _SOUND,
+    "a.conv": _BRANCH,
+    "a.inp": _BRANCH,
+    "a.ffn_out": _STREAM,
+    "a.Qcur": _BRANCH,
+    "a.Kcur": _BRANCH,
+    "a.Vcur": _BRANCH,
+    "a.kqv_out": _DEEP,
+    "a.attn_out": _STREAM,
+    "a.glu": _BRANCH,
+    "a.conv_dw": _DEEP,
+    "a.conv_out": _STREAM,
+    "a.ffn_out_1": _STREAM,
+    "a.l_out": _STREAM,
+    "a.out": _HEAD,
+    "a.projected": _HEAD,
     "inp_scaled": _COPY,
     "inp_per_layer_selected": _COPY,
     "per_layer_proj": _INPUT,
@@ -104,7 +138,16 @@ TABLE: dict[str, Budget] = {
 }
 
 _RANK = {name: i for i, name in enumerate(TABLE)}
+# After the layers: of the text model, and of the encoders.
 _HEAD_NAMES = {"h_nextn", "result_norm", "result_output"}
+_HEAD_NAMES |= {"v.pooled", "v.std_scaled", "v.projected", "a.out", "a.projected"}
+# Before the layers, though they are numbered.
+_BEFORE = (
+    *("v.patch_norm-1", "v.patch_embd", "v.patch_norm-2", "v.pos_embd", "v.patch_norm-3"),
+    *("a.mel", "a.frames", "a.conv-0", "a.conv-1", "a.inp"),
+)
+_PLACE = {name: i for i, name in enumerate(_BEFORE)}
+_PARTS = ("v.", "a.")  # encoders, before the text model
 
 
 def split_name(name: str) -> tuple[str, int | None]:
@@ -113,8 +156,16 @@ def split_name(name: str) -> tuple[str, int | None]:
     return (base, int(layer)) if dash and layer.isdecimal() else (name, None)
 
 
+def part_of(name: str) -> int:
+    """0: the vision encoder, 1: the audio encoder, 2: the text model; each has layers of its own."""
+    return next((i for i, prefix in enumerate(_PARTS) if name.startswith(prefix)), len(_PARTS))
+
+
 def growth(name: str, n_layers: int) -> float:
-    """sqrt(1 + layer): how much wider than at layer 0 a limit is. The head counts as layer n_layers - 1."""
+    """sqrt(1 + layer): how much wider than at layer 0 a limit is. The head counts as layer n_layers - 1.
+
+    n_layers  of the part that the name belongs to
+    """
     base, layer = split_name(name)
     if layer is None:
         layer = n_layers - 1 if base in _HEAD_NAMES else 0
@@ -133,11 +184,13 @@ def row_limit_of(name: str, column: str, n_layers: int) -> float | None:
     return None if limit is None else limit * TABLE[split_name(name)[0]].row
 
 
-def order_of(name: str) -> tuple[int, int, int, str]:
+def order_of(name: str) -> tuple[int, int, int, int, str]:
     """Sort key: the order in which a forward call computes the names; unknown ones last in their layer."""
     base, layer = split_name(name)
+    if name in _PLACE:
+        return part_of(name), 0, 0, _PLACE[name], name
     stage = 1 if layer is not None else 2 if base in _HEAD_NAMES else 0
-    return stage, layer or 0, _RANK.get(base, len(_RANK)), name
+    return part_of(name), stage, layer or 0, _RANK.get(base, len(_RANK)), name
 
 
 def markdown() -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastpath.engine import Engine
+from refimpl.batch import SoftTokens
 from refimpl.frontend.sampling import SamplingParams, sample
 
 
@@ -22,6 +23,7 @@ class Generation:
     suppress: tuple[int, ...]
     lane: int = 0
     progress: Callable[[int, int], None] | None = None
+    soft: Sequence[SoftTokens] = ()
     reason: str | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -31,7 +33,9 @@ class Generation:
     def __iter__(self) -> Iterator[int]:
         begin = time.perf_counter()
         try:
-            logits = self.engine.prefill(self.prompt_ids, lane=self.lane, progress=self.progress)
+            logits = self.engine.prefill(
+                self.prompt_ids, lane=self.lane, soft=self.soft, progress=self.progress
+            )
         finally:
             self.prefill_s = time.perf_counter() - begin
         self.history = self.engine.tokens[self.lane].copy()
@@ -64,11 +68,13 @@ def generate(
     lane: int = 0,
     stop_ids: Iterable[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    soft: Sequence[SoftTokens] = (),
 ) -> Generation:
     """An answer to a prompt that is appended to what the lane holds.
 
     stop_ids   ids that end the answer and are not part of it; None = the model's end-of-generation tokens
     progress   (done, total) prompt tokens, after each chunk
+    soft       images and sounds of the prompt, by their positions in the sequence
 
     The draw of a token depends on (seed, position) only: see frontend/sampling.py.
     """
@@ -83,4 +89,5 @@ def generate(
         tokenizer.suppress_ids,
         lane,
         progress,
+        soft,
     )

@@ -47,6 +47,8 @@ class Replay:
     def takes(batch: Batch, vocab_size: int) -> bool:
         """Few tokens, every row wanted, nothing odd: what is odd goes the way on which each op checks."""
         T = len(batch.token_ids)
+        if batch.soft is not None:
+            return False
         if not 1 <= T <= MOST_TOKENS or len(batch.logit_rows) != T:
             return False
         return (

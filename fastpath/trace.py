@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastpath.error_budget import limit_of, order_of, row_limit_of, split_name
+from fastpath.error_budget import limit_of, order_of, part_of, row_limit_of, split_name
+from refimpl.batch import SoftTokens
 
 META = "__meta__"  # the npz entry with the metadata, JSON text; no callback is called so
 
@@ -40,11 +41,16 @@ class Recorder:
         return {name: np.concatenate(pieces) for name, pieces in self._pieces.items()}
 
 
-def record(engine, ids: Sequence[int]) -> dict[str, np.ndarray]:
-    """All intermediates of a sequence, in chunks of the engine's size."""
-    recorder = Recorder()
-    for start in range(0, len(ids), engine.chunk):
-        engine.extend([(0, ids[start : start + engine.chunk])], "all", trace=recorder)
+def record(
+    engine, ids: Sequence[int], soft: Sequence[SoftTokens] = (), recorder: Recorder | None = None
+) -> dict[str, np.ndarray]:
+    """All intermediates of a sequence, in chunks of the engine's size.
+
+    recorder  what has recorded the encoders of the soft tokens, if their values are wanted too
+    """
+    recorder = recorder or Recorder()
+    for start, stop in engine.plan(len(ids), soft=soft):
+        engine.extend([(0, ids[start:stop])], "all", trace=recorder, soft={0: soft})
     return recorder.arrays()
 
 
@@ -112,16 +118,21 @@ class Difference:
 def compare(a: TraceFile, b: TraceFile, column: str) -> list[Difference]:
     """The names both traces have, in the order of computation, against one column of the error budget."""
     shared = sorted(a.arrays.keys() & b.arrays.keys(), key=order_of)
-    n_layers = 1 + max((split_name(name)[1] or 0 for name in shared), default=0)
-    return [
-        Difference(
-            name,
-            limit_of(name, column, n_layers),
-            row_limit_of(name, column, n_layers),
-            **_figures(a.arrays[name], b.arrays[name]),
-        )
-        for name in shared
-    ]
+    n_layers: dict[int, int] = {}
+    for name in shared:
+        n_layers[part_of(name)] = max(n_layers.get(part_of(name), 1), 1 + (split_name(name)[1] or 0))
+
+    def limits(name: str) -> tuple[float | None, float | None]:
+        n = n_layers[part_of(name)]
+        return limit_of(name, column, n), row_limit_of(name, column, n)
+
+    # Soft tokens enter the text model with what their encoders lost.
+    entering = [limits(name) for name in ("v.projected", "a.projected") if name in shared]
+    found = []
+    for name in shared:
+        limit, row_limit = max(entering) if name == "inp_scaled" and entering else limits(name)
+        found.append(Difference(name, limit, row_limit, **_figures(a.arrays[name], b.arrays[name])))
+    return found
 
 
 def _figures(a: np.ndarray, b: np.ndarray) -> dict[str, Any]:

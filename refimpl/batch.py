@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 LogitRows = Literal["last", "all", "none"]
+PAD = 0  # the token id under a soft token: what the per-layer table is asked for there
+
+
+@dataclass(frozen=True)
+class SoftTokens:
+    """An image, a frame or a sound in a sequence: rows that stand where token embeddings would.
+
+    Shapes:
+        start   int      position of the first row in the sequence
+        rows    f[n, D]  as the encoder made them
+        vision  bool     images and frames: models whose media attention is "bidirectional" let all rows of
+                         one see each other; sounds are heard in order everywhere
+    """
+
+    start: int
+    rows: np.ndarray
+    vision: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -23,23 +45,35 @@ class Batch:
         positions   i32[T]  place of each token in its own sequence, from 0
         seq_ids     i32[T]  the cache lane that holds the sequence, 0 .. R-1
         logit_rows  i32[M]  tokens (numbers in 0 .. T-1) whose logits are wanted; prefill wants the last one
+        soft        f[U, D] | None  embeddings of soft tokens; None: there are only words
+        soft_rows   i32[U] | None   the tokens that they replace; the ids of these are PAD
+        ends        i32[T] | None   the last position of the image or frame that a token belongs to, or its
+                                    own position; None: no images
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
     seq_ids: np.ndarray
     logit_rows: np.ndarray
+    soft: np.ndarray | None = None
+    soft_rows: np.ndarray | None = None
+    ends: np.ndarray | None = None
 
     @property
     def n_tokens(self) -> int:
         return len(self.token_ids)
 
 
-def make_batch(parts: Sequence[tuple[int, int, Sequence[int] | np.ndarray, LogitRows]]) -> Batch:
+def make_batch(
+    parts: Sequence[tuple[int, int, Sequence[int] | np.ndarray, LogitRows]],
+    soft: Mapping[int, Sequence[SoftTokens]] | None = None,
+) -> Batch:
     """Lay the new tokens of some sequences end to end.
 
     Args:
         parts: (lane, position of the first token, token ids, whose logits are wanted) for each sequence
+        soft: images and sounds of the sequence in a lane; rows outside of the new tokens are left out, so
+            that those of a whole prompt can be given with every chunk of it
     """
     token_ids, positions, seq_ids, logit_rows = [], [], [], []
     n_tokens = 0
@@ -56,7 +90,90 @@ def make_batch(parts: Sequence[tuple[int, int, Sequence[int] | np.ndarray, Logit
         raise ValueError(
             "batch: got no sequences, expected at least one. Nothing to compute is not a model call"
         )
-    return Batch(*(np.concatenate(a).astype(np.int32) for a in (token_ids, positions, seq_ids, logit_rows)))
+    batch = Batch(*(np.concatenate(a).astype(np.int32) for a in (token_ids, positions, seq_ids, logit_rows)))
+    return _with_soft_tokens(batch, soft) if soft else batch
+
+
+def _with_soft_tokens(batch: Batch, soft: Mapping[int, Sequence[SoftTokens]]) -> Batch:
+    """The same batch with the rows that fall on its tokens."""
+    token_ids, ends = batch.token_ids.copy(), batch.positions.copy()
+    rows, at = [], []
+    for lane, items in soft.items():
+        tokens = np.nonzero(batch.seq_ids == lane)[0]
+        if not len(tokens):
+            continue
+        first = int(batch.positions[tokens[0]])
+        _check_items(lane, items)
+        for item in items:
+            low, high = max(item.start, first), min(item.stop, first + len(tokens))
+            if low >= high:
+                continue
+            mine = tokens[low - first : high - first]
+            rows.append(item.rows[low - item.start : high - item.start])
+            at.append(mine)
+            token_ids[mine] = PAD
+            if item.vision:
+                ends[mine] = item.stop - 1
+    if not rows:
+        return batch
+    return replace(
+        batch,
+        token_ids=token_ids,
+        soft=np.concatenate(rows),
+        soft_rows=np.concatenate(at).astype(np.int32),
+        ends=ends if (ends != batch.positions).any() else None,
+    )
+
+
+def _check_items(lane: int, items: Sequence[SoftTokens]) -> None:
+    for before, item in pairwise(items):
+        if before.stop > item.start:
+            raise ValueError(
+                f"batch, lane {lane}: soft tokens {before.start} .. {before.stop - 1} and from {item.start} "
+                "on, expected them in order and apart. Number the placeholders again"
+            )
+
+
+def check_soft(batch: Batch, model_dim: int, *, whole: bool) -> None:
+    """Refuse soft tokens of another width, and, where images must be `whole` (plan_chunks), a cut one."""
+    if batch.soft is None:
+        return
+    if batch.soft.ndim != 2 or batch.soft.shape[1] != model_dim:
+        raise ValueError(
+            f"batch: soft tokens of width {batch.soft.shape[-1]}, expected {model_dim}. "
+            "Encode with the projector of this model"
+        )
+    if batch.ends is None or not whole:
+        return
+    for lane in np.unique(batch.seq_ids):
+        mine = batch.seq_ids == lane
+        last = batch.positions[mine][-1]
+        if batch.ends[mine].max() > last:
+            raise ValueError(
+                f"batch: the image that ends at position {batch.ends[mine].max()} is cut after {last}, "
+                "expected all of it in one call. Cut the prompt with plan_chunks(..., whole=True)"
+            )
+
+
+def plan_chunks(
+    start: int, stop: int, chunk: int, soft: Sequence[SoftTokens] = (), *, whole: bool = False
+) -> list[tuple[int, int]]:
+    """Cut the positions start .. stop-1 of a prompt into calls of at most `chunk` tokens.
+
+    Args:
+        soft: images and sounds of the prompt
+        whole: never cut an image or a frame, as models with "bidirectional" media attention need it; one that
+            is larger than `chunk` is a call of its own, of its size
+    """
+    out = []
+    while start < stop:
+        end = min(start + chunk, stop)
+        for item in soft:
+            if whole and item.vision and item.start < end < item.stop:
+                end = item.start if item.start > start else item.stop
+        out.append((start, end))
+        start = end
+    return out
 
 
 def _check_part(r: int, seq_id: int, start: int, ids: np.ndarray, logits: str, earlier: list[int]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from quant import open_gguf
-from refimpl.batch import make_batch
+from refimpl.batch import make_batch, plan_chunks
 from refimpl.cache import KVCache
 from refimpl.config import Config
 from refimpl.frontend.chat_template import ChatTemplate
@@ -40,7 +40,15 @@ def load(path):
 
 
 def generate(
-    model, prompt_ids, params=None, max_tokens=100, *, chunk=512, dtype=np.float32, activations="float"
+    model,
+    prompt_ids,
+    params=None,
+    max_tokens=100,
+    *,
+    soft=(),
+    chunk=512,
+    dtype=np.float32,
+    activations="float",
 ):
     """Continue a prompt, token by token.
 
@@ -49,6 +57,7 @@ def generate(
         prompt_ids: token ids, BOS included
         params: SamplingParams; None is greedy
         max_tokens: of the continuation; the model's context may end it earlier
+        soft: SoftTokens of images and sounds in the prompt, in order
         chunk: most tokens of the prompt in one call; it changes memory and time, not the answer
         dtype: precision of activations and cache
         activations: see ops.linear
@@ -60,15 +69,16 @@ def generate(
     if not ids:
         raise ValueError("prompt: got no tokens, expected at least one. Begin with BOS")
     capacity = min(len(ids) + max_tokens, model.config.context_len)
-    cache = KVCache(model.config, 1, capacity, chunk, dtype)
+    whole = model.config.media_attention == "bidirectional"
+    chunks = plan_chunks(0, len(ids), chunk, soft, whole=whole)
+    cache = KVCache(model.config, 1, capacity, max(stop - start for start, stop in chunks), dtype)
 
     def run(start, tokens, wanted):
-        batch = make_batch([(0, start, tokens, wanted)])
+        batch = make_batch([(0, start, tokens, wanted)], {0: soft})
         return forward(model.config, model.weights, cache, batch, activations=activations)
 
-    for start in range(0, len(ids), chunk):
-        is_last = start + chunk >= len(ids)
-        logits = run(start, ids[start : start + chunk], "last" if is_last else "none")
+    for start, stop in chunks:
+        logits = run(start, ids[start:stop], "last" if stop == len(ids) else "none")
 
     for _ in range(max_tokens):
         next_id = sample(logits[0], params, np.array(ids, np.int32), len(ids), model.tokenizer.suppress_ids)

@@ -201,9 +201,14 @@ def _cache(draw):
 def attention(draw):
     rng, (k_cache, v_cache), lanes, positions, window, (T, K, G, H) = draw(_cache())
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
+    ends = draw(st.none() | st.just(rng))
+    if ends is not None:  # up to some later position whose slots are not those of an earlier one
+        S = 32 * k_cache.shape[2]
+        firsts = 0 * positions if window is None else np.maximum(0, positions - window + 1)
+        ends = (positions + rng.integers(0, S + firsts - positions)).astype(np.int32)
     return {
         "q": q, "k_cache": k_cache, "v_cache": v_cache,
-        "seq_ids": lanes, "positions": positions, "window": window,
+        "seq_ids": lanes, "positions": positions, "window": window, "ends": ends,
     }  # fmt: skip
 
 
@@ -263,3 +268,99 @@ def route(draw):
 def expert_sum(draw):
     T, A, D = draw(sizes(1, 4)), draw(sizes(1, 8)), draw(sizes(1, 70))
     return {"y": draw(floats(T, A, D)), "expert_weights": draw(floats(T, A))}
+
+
+# --- ops of the encoders -----------------------------------------------------------------------------
+
+
+@st.composite
+def _rows_and_vectors(draw):
+    rng = draw(generators())
+    shape = (draw(sizes(1, 4)), draw(st.sampled_from([1, 15, 16, 33, 700, 1025])))
+    x = draw(floats(*shape, special=("none", "zero", "huge", "tiny", "one outlier")))
+    return rng, x, shape[1]
+
+
+@st.composite
+def add_bias(draw):
+    rng, x, C = draw(_rows_and_vectors())
+    return {"x": x, "bias": normal(rng, C)}
+
+
+@st.composite
+def standardize(draw):
+    rng, x, C = draw(_rows_and_vectors())
+    return {
+        "x": x,
+        "mean": normal(rng, C, scale=draw(st.sampled_from([1.0, 5.4e4]))),
+        "factor": normal(rng, C),
+    }
+
+
+@st.composite
+def clip(draw):
+    _, x, _ = draw(_rows_and_vectors())
+    low, high = sorted((draw(st.floats(-3, 3, width=32)), draw(st.floats(-3, 3, width=32))))
+    return {"x": x, "low": low, "high": draw(st.sampled_from([high, float("inf")]))}
+
+
+@st.composite
+def silu(draw):
+    return {"x": draw(_rows_and_vectors())[1]}
+
+
+@st.composite
+def glu(draw):
+    _, x, C = draw(_rows_and_vectors())
+    return {
+        "x": np.concatenate(
+            [x, draw(floats(len(x), C, scales=(1.0, 10.0), special=("none", "huge")))], axis=1
+        )
+    }
+
+
+@st.composite
+def layer_norm(draw):
+    rng = draw(generators())
+    shape = (draw(sizes(1, 4)), draw(st.sampled_from([2, 15, 16, 33, 700, 1025])))
+    x = normal(rng, *shape, scale=draw(st.sampled_from([1e-3, 1.0, 300.0])))
+    x += np.float32(draw(st.sampled_from([0.0, 3.0])))
+    bias = draw(st.sampled_from([None, normal(rng, shape[1])]))
+    return {"x": x, "weight": normal(rng, shape[1]), "bias": bias, "eps": draw(st.sampled_from([1e-5, 1e-6]))}
+
+
+@st.composite
+def conv2d(draw):
+    rng = draw(generators())
+    T, F, C, M = (draw(sizes(1, 9)), draw(sizes(1, 9)), draw(st.sampled_from([1, 5, 16])), draw(sizes(1, 17)))
+    return {"x": normal(rng, T, F, C), "weight": normal(rng, M, C, 3, 3, scale=0.3)}
+
+
+@st.composite
+def causal_conv(draw):
+    rng, x, C = draw(_rows_and_vectors())
+    return {"x": x, "weight": normal(rng, C, draw(st.sampled_from([1, 4, 5])))}
+
+
+@st.composite
+def mean_pool(draw):
+    rng = draw(generators())
+    side, rows, columns = draw(sizes(1, 3)), draw(sizes(1, 4)), draw(sizes(1, 4))
+    x = normal(rng, side * rows * side * columns, draw(st.sampled_from([1, 15, 48])))
+    return {"x": x, "n_columns": side * columns, "side": side}
+
+
+@st.composite
+def relative_attention(draw):
+    rng = draw(generators())
+    T, N, H, W = (
+        draw(sizes(1, 30)),
+        draw(sizes(1, 3)),
+        draw(st.sampled_from([2, 16, 33, 128])),
+        draw(sizes(1, 13)),
+    )
+    q, k, v = (normal(rng, T, N, H, scale=scale) for scale in (draw(st.sampled_from([0.3, 3.0])), 1.0, 1.0))
+    return {
+        "q": q, "k": k, "v": v, "relative": normal(rng, W, N, H), "q_scale": normal(rng, H, scale=H**-0.5),
+        "k_scale": 1.8946, "cap": draw(st.sampled_from([50.0, 3.0])),
+    }  # fmt: skip

@@ -122,21 +122,68 @@ def _expert_sum(case, want):
     return np.einsum("tad,ta->td", np.abs(case["y"].astype(np.float64)), np.abs(case["expert_weights"]))
 
 
+def _gated(case, want):
+    """x times a sigmoid, which is 0 in float32 where exp() overflows: below 3e-39."""
+    x = case["x"].astype(np.float64)
+    return np.abs(want) + np.abs(x[..., : want.shape[-1]]) * 2.0**-100
+
+
+def _layer_norm(case, want):
+    """Numbers before and after the mean is taken off, in deviations: a large mean costs digits."""
+    x = np.abs(case["x"].astype(np.float64))
+    deviation = np.sqrt(np.var(case["x"], axis=-1, dtype=np.float64, keepdims=True) + case["eps"])
+    bias = 0 if case["bias"] is None else np.abs(case["bias"])
+    return (x + x.mean(-1, keepdims=True)) / deviation * np.abs(case["weight"]) + np.abs(want) + bias
+
+
+def _conv2d(case, want):
+    from refimpl.ops import conv2d
+
+    return conv2d(np.abs(case["x"].astype(np.float64)), np.abs(case["weight"].astype(np.float64)))
+
+
+def _causal_conv(case, want):
+    from refimpl.ops import causal_conv
+
+    return causal_conv(np.abs(case["x"].astype(np.float64)), np.abs(case["weight"].astype(np.float64)))
+
+
+def _mean_pool(case, want):
+    from refimpl.ops import mean_pool
+
+    return mean_pool(np.abs(case["x"].astype(np.float64)), case["n_columns"], case["side"])
+
+
+def _relative_attention(case, want):
+    """As attention; a score is bounded by its cap as well."""
+    q = np.abs(case["q"] * case["q_scale"]).sum(-1, dtype=np.float64).max()
+    score = q * (np.abs(case["k"]).max() * case["k_scale"] + np.abs(case["relative"]).max())
+    return np.full_like(want, np.abs(case["v"]).max() * (1 + min(score, 100.0)))
+
+
 EXACT = "exact"
 
 # op: (roundings, magnitude, reason), or EXACT
 OPS = {
     "add": (1, _of_result, "one rounding"),
+    "add_bias": (1, _of_result, "one rounding"),
     "attention": (
         60, _attention,
         "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "
         "keys in sequence and up to 4 steps, exp to 2 units, the sum of p, a division",
     ),
+    "causal_conv": (7, _causal_conv, "five products, four sums"),
+    "clip": EXACT,
+    "conv2d": (60, _conv2d, "as linear: 9 x 128 products at most"),
     "embed": (2, _of_result, "the factor and the product; dequantised values are float32 by definition"),
     "expert_linear": (60, _expert_linear, "as linear"),
     "expert_sum": (9, _expert_sum, "a product and a sum per expert, 8 experts"),
     "geglu": (8, _geglu, "y in 3 roundings, exp to 2 units, a sum, a division, a product"),
+    "glu": (8, _gated, "exp to 2 units, a sum, a division, a product"),
+    "layer_norm": (40, _layer_norm, "two reductions of 1025 numbers in 16 lanes, a root, a division"),
     "linear": (60, _linear, "768 columns in 16 lanes are 48 sums in sequence, and 4 to join the lanes"),
+    "mean_pool": (10, _mean_pool, "nine sums and a division"),
+    "relative_attention": (60, _relative_attention, "as attention, with a tanh"),
     "rms_norm": (
         20, _of_result,
         "300 squares in 16 lanes are 19 sums in sequence, and 4; half of that after the root",
@@ -147,7 +194,9 @@ OPS = {
         40, _of_result, "differences of logits up to 30 are rounded, and exp makes that relative; A sums",
     ),
     "scale": (2, _of_result, "the factor and the product"),
+    "silu": (8, _gated, "exp to 2 units, a sum, a division"),
     "softcap": (8, _of_result, "tanh to 2 units, a division, a product, the cap as float32"),
+    "standardize": (2, _of_result, "a difference, a product"),
     "write_kv": EXACT,
 }  # fmt: skip
 
@@ -191,3 +240,18 @@ LOG_PROBABILITY_RMS = {"int8": 0.1, "f32": 2e-5, "f16": 4e-3, "bf16": 3e-2}
 # The polynomials of exp and tanh and their last rounding (measured over 65,536 numbers: 0.98 and 1.24).
 EXP_UNITS = 1.25
 TANH_UNITS = 1.5
+
+# media: what encoders read
+
+# 8-bit pixels against transformers' processor, which resizes by the same library (measured: 0).
+PIXEL_STEPS = 1
+
+# float32 front end of transformers (window and samples) against ours in float64 (measured: 1.6e-5).
+LOG_MEL_ABS = 1e-4
+
+# A tone of level 0.5 under a Hann window at another rate; the window's own spectrum falls off at 18 dB an
+# octave and is cut at the band's end (measured: up to 2e-6).
+RESAMPLED_ABS = 1e-4
+
+# 16-bit steps.
+SAME_SOUND_ABS = 2.0**-15

@@ -59,22 +59,22 @@ def write(
     """
     size, recipe = sizes.parse(spec)
     plan = [(planned, sizes.type_of(size, recipe, planned)) for planned in sizes.tensors(size)]
-    _check_disk(path, sum(_n_bytes(shape, fmt) for (_, shape, _), fmt in plan))
-    draw = _Draw(np.random.default_rng(seed))
+    check_disk(path, sum(n_bytes(shape, fmt) for (_, shape, _), fmt in plan))
+    draw = Draw(np.random.default_rng(seed))
     tokenizer = tokenizer_metadata() if vocab is None else _tokenizer_of(vocab)
     tensors = [draw.tensor(planned, fmt) for planned, fmt in plan]
     write_gguf(path, sizes.metadata(size, recipe) | tokenizer, tensors, progress=progress)
 
 
-def _n_bytes(shape: tuple[int, ...], fmt: str) -> int:
+def n_bytes(shape: tuple[int, ...], fmt: str) -> int:
     return math.prod(shape[:-1]) * FORMATS[fmt].row_bytes(shape[-1])
 
 
-def _check_disk(path: Path, n_bytes: int) -> None:
+def check_disk(path: Path, size: int) -> None:
     free = shutil.disk_usage(path.parent).free
-    if free < n_bytes + SPARE_BYTES:
+    if free < size + SPARE_BYTES:
         raise ValueError(
-            f"{path}: got {free / 1e9:.1f} GB free, expected {(n_bytes + SPARE_BYTES) / 1e9:.1f} GB for this "
+            f"{path}: got {free / 1e9:.1f} GB free, expected {(size + SPARE_BYTES) / 1e9:.1f} GB for this "
             "synthetic model. Make room, or name a file on another disk with --model FILE."
         )
 
@@ -90,7 +90,7 @@ def _tokenizer_of(vocab: Path) -> dict[str, object]:
     return found
 
 
-class _Draw:
+class Draw:
     """Draws tensors. Pools are shared by all tensors of one type and row length."""
 
     def __init__(self, rng: np.random.Generator):

@@ -11,6 +11,7 @@ COMMANDS = {
     "render": ("fastpath.cli.text", "messages (JSON) to prompt text and token ids"),
     "logits": ("fastpath.cli.numbers", "logits of every token, into a .npy file"),
     "trace": ("fastpath.cli.numbers", "every named intermediate, into a .npz file"),
+    "see": ("fastpath.cli.see", "what the model sees of an image, a sound or a video, into a .png file"),
     "bench": ("fastpath.cli.bench", "speed, against what the machine can read and multiply"),
     "diff": ("fastpath.cli.diff", "two traces against the error budget; names the first that is over"),
 }

@@ -6,6 +6,7 @@ import sys
 from typing import Protocol
 
 from fastpath.backend import ops_for
+from fastpath.cli.media import open_files
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import open_engine, open_model, prepare, prompt_ids, say
 from fastpath.generate import generate
@@ -26,19 +27,28 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         model = open_model(args)
     with parts.measured("tokenizer"):
         _ = model.tokenizer
+    with parts.measured("media"):
+        files = open_files(args, model)
     with parts.measured("prompt"):
-        ids = prompt_ids(model, text, args)
+        ids, starts = prompt_ids(model, text, args, files)
     with parts.measured("imports"):
         ops_for(args.backend)
     with parts.measured("cache"):
-        engine = open_engine(args, model)
+        engine = open_engine(args, model, files=files)
     engine.check_room(len(ids))
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
-    n_compiled = prepare(args, engine, len(ids), "last", parts)
+    n_compiled = prepare(args, engine, len(ids), "last", parts, files)
+    with parts.measured("media"):
+        soft = files.encode(starts) if files else []
     profile = _profile(args, engine)
     generation = generate(
-        engine, ids, _params(args), args.max_tokens, progress=_progress(len(ids), engine.chunk)
+        engine,
+        ids,
+        _params(args),
+        args.max_tokens,
+        progress=_progress(len(ids), engine.chunk),
+        soft=soft,
     )
     status = 0
     try:
@@ -52,7 +62,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
     if args.stats:
         from fastpath.cli.stats import print_stats
 
-        print_stats(args, engine, generation, parts, n_compiled)
+        print_stats(args, engine, generation, parts, n_compiled, files)
     if profile is not None:
         say("\n" + profile.text())
     return status

@@ -29,6 +29,16 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _numbers(group, "-d", "--depth", 0, "0", "tokens that are in the cache before")
     _numbers(group, "--batch", None, 1, "1", "sequences that are decoded together in one call")
     group.add_argument(
+        "--image", type=_list_of(whole(1, 1120)), metavar="N,...",
+        help="encode images of as many soft tokens, instead of text",
+    )  # fmt: skip
+    group.add_argument(
+        "--audio", type=_list_of(whole(1, 30)), metavar="S,...", help="encode sounds of as many seconds"
+    )
+    group.add_argument(
+        "--mmproj", metavar="FILE", help="their encoders (default: synthetic ones of E2B, written once)"
+    )
+    group.add_argument(
         "-b",
         "--batch-size",
         type=whole(1),
@@ -73,9 +83,22 @@ def run_bench(args: argparse.Namespace) -> int:
 
     if args.kernels:
         return session.print_kernel_rates(as_json=args.json)
-    rows, text = session.run(args, _path(args))
+    if args.image or args.audio:
+        rows, text = _encoders(args)
+    else:
+        rows, text = session.run(args, _path(args))
     print(json.dumps(rows, indent=2) if args.json else text)
     return 0
+
+
+def _encoders(args: argparse.Namespace):
+    from fastpath.bench import encoders, projector
+    from fastpath.cpu import threads
+
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
+    path = projector.ensure(encoders.DEFAULT) if args.mmproj is None else Path(args.mmproj)
+    return encoders.run(path, args.image or [], args.audio or [], args.repetitions, profile=args.profile)
 
 
 def _path(args: argparse.Namespace) -> Path:

@@ -1,37 +1,54 @@
-"""`inspect`: what a model file holds, without running it."""
+"""`inspect`: what a model file, or a projector file, holds, without running it."""
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from fastpath.cli.arguments import add_kv_type, model_path, whole
+from fastpath.cli.media import add_mmproj
 
 MB = 1e6
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file (default: the embedded demo)")
+    parser.add_argument(
+        "path", nargs="?", metavar="MODEL", help="a GGUF file, or a projector (default: the embedded demo)"
+    )
     parser.add_argument("--model", dest="path_option", metavar="FILE", help="the same, as elsewhere")
     parser.add_argument("--context", type=whole(1), metavar="N", help="size the cache for N tokens")
     parser.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens per call")
+    add_mmproj(parser)
     add_kv_type(parser)
 
 
 def run_inspect(args: argparse.Namespace) -> int:
     from fastpath.load import load_model
+    from refimpl.media_tensors import is_projector, load_media
 
-    model = load_model(model_path(args.path if args.path_option is None else args.path_option))
+    path = model_path(args.path if args.path_option is None else args.path_option)
+    if args.mmproj is None and is_projector(path):
+        _print_media(load_media(path))
+        return 0
+    model = load_model(path)
+    media = None
+    if args.mmproj is not None:
+        from fastpath.media import load_projector
+
+        media = load_projector(model, args.mmproj)
     context = args.context or model.config.context_len
     if context > model.config.context_len:
         most = model.config.context_len
         raise ValueError(f"context {context}: this model was made for {most} tokens. Ask for at most that.")
     _print_model(model)
     _print_layers(model)
-    _print_types(model)
+    _print_types(model.file.tensors)
     _print_cache(model.config, context, args.chunk, args.kv_type)
     _print_oddities(model)
+    if media is not None:
+        print()
+        _print_media(media)
     return 0
 
 
@@ -87,12 +104,12 @@ def _matrices(weights: Any) -> Iterator[Any]:
             yield value
 
 
-def _print_types(model) -> None:
+def _print_types(tensors: Mapping[str, Any]) -> None:
     """Totals by type, of everything in the file."""
     count: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     values: Counter[str] = Counter()
-    for tensor in model.file.tensors.values():
+    for tensor in tensors.values():
         count[tensor.format.name] += 1
         nbytes[tensor.format.name] += tensor.nbytes
         values[tensor.format.name] += tensor.n_rows * tensor.row_len
@@ -124,3 +141,37 @@ def _print_oddities(model) -> None:
     if unused:
         more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
         print(f"unused   {len(unused)} tensors: {', '.join(unused[:6])}{more}")
+
+
+def _print_media(media) -> None:
+    """The encoders of a projector file."""
+    size = sum(tensor.nbytes for tensor in media.tensors.values())
+    print(f"file     {media.path}: encoders, {size / MB:.1f} MB")
+    print(f"vision   {_tower(media.vision[0]) if media.vision else 'none: it sees no images and videos'}")
+    if media.vision:
+        vision = media.vision[0]
+        extras = [name for name, there in (("clipped matrices", _clipped(media.vision[1])),
+                                           ("standardised", vision.standardize)) if there]  # fmt: skip
+        print(
+            f"         patches of {vision.patch} pixels, {vision.pool} x {vision.pool} to a soft token; "
+            f"{vision.n_positions} positions a side; {', '.join(extras) or 'no extras'}"
+        )
+    print(f"audio    {_tower(media.audio[0]) if media.audio else 'none: it hears nothing'}")
+    _print_types(media.tensors)
+    for note in media.notes:
+        print(f"note     {note}")
+
+
+def _tower(config) -> str:
+    """In words: the sizes of an encoder."""
+    if not config.n_layers:
+        return f"{config.kind}, one projection to width {config.out_dim}"
+    return (
+        f"{config.kind}, {config.n_layers} layers, width {config.dim}, {config.n_heads} heads of "
+        f"{config.head_dim}, FFN {config.ffn_dim}, to width {config.out_dim}"
+    )
+
+
+def _clipped(weights) -> bool:
+    layers = getattr(weights, "layers", ())
+    return any(getattr(matrix, "bounds", None) is not None for layer in layers for matrix in layer.values())

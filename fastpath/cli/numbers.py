@@ -5,6 +5,7 @@ import hashlib
 from typing import Any
 
 from fastpath.cli import arguments, output
+from fastpath.cli.media import add_media
 
 HASHED_BYTES = 1 << 27  # larger models are told apart by their size
 LOGITS_BYTES = 1 << 28  # most bytes of logits at a time: with 262,144 tokens, 256 rows
@@ -12,7 +13,7 @@ LOGITS_BYTES = 1 << 28  # most bytes of logits at a time: with 262,144 tokens, 2
 
 def _add_tokens(parser: argparse.ArgumentParser, suffix: str) -> None:
     arguments.add_model(parser)
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--tokens", type=arguments.token_ids, metavar="2,105,...", help="the ids, as they are"
     )
@@ -20,6 +21,7 @@ def _add_tokens(parser: argparse.ArgumentParser, suffix: str) -> None:
         "--prompt", metavar="TEXT", type=arguments.text, help="a text, inside the chat template"
     )
     arguments.add_template(parser)
+    add_media(parser)
     parser.add_argument(
         "--out", required=True, metavar=f"FILE{suffix}", help="where to write; - is standard output"
     )
@@ -37,15 +39,16 @@ def run_logits(args: argparse.Namespace) -> int:
     from fastpath.cli.parts import Parts
     from fastpath.cli.setup import prepare
 
-    engine, ids = _engine_and_ids(args)
+    engine, ids, starts, files = _open(args)
     V = engine.model.config.vocab_size
     with output.writing(args.out, engine.model.file.paths) as out:
-        prepare(args, engine, len(ids), "all", Parts())
+        prepare(args, engine, len(ids), "all", Parts(), files)
+        soft = files.encode(starts) if files else []
         np.lib.format.write_array_header_1_0(
             out, {"descr": "<f4", "fortran_order": False, "shape": (len(ids), V)}
         )
-        for start in range(0, len(ids), engine.chunk):
-            logits = engine.extend([(0, ids[start : start + engine.chunk])], "all")
+        for start, stop in engine.plan(len(ids), soft=soft):
+            logits = engine.extend([(0, ids[start:stop])], "all", soft={0: soft})
             out.write(np.ascontiguousarray(logits, "<f4").tobytes())
     output.summarise(args.out, f"float32 [{len(ids)}, {V}]")
     return 0
@@ -58,27 +61,41 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 def run_trace(args: argparse.Namespace) -> int:
     from fastpath.cli.parts import Parts
     from fastpath.cli.setup import prepare
-    from fastpath.trace import TraceFile, record, write_trace
+    from fastpath.trace import Recorder, TraceFile, record, write_trace
 
-    engine, ids = _engine_and_ids(args)
+    engine, ids, starts, files = _open(args)
     with output.writing(args.out, engine.model.file.paths) as out:
-        prepare(args, engine, len(ids), "all", Parts())
-        arrays = record(engine, ids)
-        write_trace(out, TraceFile(arrays, _meta(args, engine, ids)))
+        prepare(args, engine, len(ids), "all", Parts(), files)
+        recorder = Recorder()
+        soft = files.encode(starts, trace=recorder) if files else []
+        arrays = record(engine, ids, soft, recorder)
+        meta = _meta(args, engine, ids) | (files.meta() if files else {})
+        write_trace(out, TraceFile(arrays, meta))
     output.summarise(args.out, f"{len(arrays)} arrays of {len(ids)} tokens")
     return 0
 
 
-def _engine_and_ids(args: argparse.Namespace):
+def _open(args: argparse.Namespace):
+    """The engine, the ids, where soft tokens begin, and the files that these come from."""
+    from fastpath.cli.media import open_files
     from fastpath.cli.setup import open_engine, open_model, prompt_ids
+    from refimpl.frontend.media_prompt import locate
 
     arguments.check_template(args)
+    if args.tokens is None and args.prompt is None and not args.media:
+        raise ValueError("one of the options --tokens --prompt is needed, or media to ask about. Give one.")
     model = open_model(args)
-    ids = args.tokens if args.tokens is not None else prompt_ids(model, args.prompt, args)
+    files = open_files(args, model)
+    if args.tokens is None:
+        ids, starts = prompt_ids(model, args.prompt or "", args, files)
+    else:
+        model.check_ids(args.tokens)
+        ids, starts = locate(args.tokens, model.tokenizer, files.parts) if files else (args.tokens, [])
     model.check_ids(ids)
-    engine = open_engine(args, model, max_chunk=max(1, LOGITS_BYTES // (4 * model.config.vocab_size)))
+    most = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
+    engine = open_engine(args, model, max_chunk=most, files=files)
     engine.check_room(len(ids))
-    return engine, ids
+    return engine, ids, starts, files
 
 
 def _meta(args: argparse.Namespace, engine, ids: list[int]) -> dict[str, Any]:

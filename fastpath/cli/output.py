@@ -27,14 +27,14 @@ class _OneWay:
 
 
 @contextlib.contextmanager
-def writing(out: str, never: Sequence[Path] = ()) -> Iterator[Any]:
+def writing(out: str, never: Sequence[Path] = (), *, what: str = "the model") -> Iterator[Any]:
     """A binary stream for `out`, which has the name when the block has ended without a fault.
 
     Until then the bytes are in a file beside it, so that an interruption or a full disk leaves what
     was there. Devices and pipes are written as they are. Faults are met before the block, which may take
     minutes.
 
-    never  files that are being read, and must not be replaced
+    never  files that are being read, and must not be replaced; `what` they are
     """
     if not out:
         raise ValueError("the name of the file to write is empty. Name a file, or - for standard output.")
@@ -45,7 +45,7 @@ def writing(out: str, never: Sequence[Path] = ()) -> Iterator[Any]:
     target = Path(os.path.realpath(out))  # a link stays a link
     mode = target.stat().st_mode if target.exists() else None
     if mode is not None and any(target.samefile(path) for path in never):
-        raise ValueError(f"{out}: is the model itself. Write to another file.")
+        raise ValueError(f"{out}: is {what} itself. Write to another file.")
     if mode is not None and not stat.S_ISREG(mode):
         with open(target, "wb") as device:  # a folder is refused here
             yield _OneWay(device)

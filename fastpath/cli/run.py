@@ -4,6 +4,7 @@ import argparse
 
 from fastpath.cli import arguments
 from fastpath.cli.arguments import real, whole
+from fastpath.cli.media import add_media
 from fastpath.cli.parts import Parts
 
 
@@ -16,6 +17,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "stdin", nargs="?", type=arguments.dash, metavar="-", help="read the prompt from standard input"
     )
     arguments.add_template(parser)
+    add_media(parser)
     parser.add_argument("--max-tokens", type=whole(1), default=100, metavar="N", help="(default: 100)")
     parser.add_argument(
         "--stop",
@@ -85,6 +87,8 @@ def _prompt_text(args: argparse.Namespace) -> str:
         return arguments.read_text(args.input)
     if args.stdin is not None:
         return arguments.read_text("-")
+    if args.media:
+        return ""  # a question about the first of them is asked
     raise ValueError(
         f"no prompt. Use --prompt TEXT, --input FILE, or - for standard input. See: {arguments.PROG} --help"
     )

@@ -2,15 +2,18 @@
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastpath.backend import ops_for
 from fastpath.cli.arguments import model_path
+from fastpath.cli.media import Files
 from fastpath.cli.parts import Parts
 from fastpath.engine import Engine
 from fastpath.load import Model, load_model
 from fastpath.model.text import forward
 from refimpl.batch import LogitRows, make_batch
+from refimpl.frontend.media_prompt import expand, locate, user_message
 
 MANY = 64  # tokens that stand for any longer prompt when kernels are chosen
 SILENT_S = 1.0  # packing that ends sooner is not spoken of
@@ -21,20 +24,23 @@ def open_model(args) -> Model:
     return load_model(model_path(args.model))
 
 
-def open_engine(args, model: Model, *, max_chunk: int | None = None) -> Engine:
-    """An engine as the engine options say. max_chunk bounds a chunk that the user left open."""
+def open_engine(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Engine:
+    """An engine as the engine options say, and for these images. max_chunk bounds a chunk left open."""
     return Engine(
         model,
         ops_for(args.backend),
         context_len=args.context,
         chunk=args.chunk or max_chunk,
+        largest_image=files.largest_image if files else 0,
         activations=args.activations,
         kv_type=args.kv_type,
         replay=not args.no_replay,
     )
 
 
-def prepare(args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts) -> int:
+def prepare(
+    args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts, files: Files | None = None
+) -> int:
     """Threads, weights and kernels for a prompt of so many tokens; how many kernels had to be compiled.
 
     Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
@@ -47,17 +53,26 @@ def prepare(args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts) 
     if args.threads is not None:
         threads.set_num_threads(args.threads)
     with parts.measured("kernels"):
-        n_compiled = warm_up(engine, n_tokens, rows, repack=not args.no_repack)
+        calls = files.calls() if files else []
+        n_compiled = warm_up(engine, n_tokens, rows, repack=not args.no_repack, calls=calls)
     if not args.no_repack:
         with parts.measured("repack"):
             engine.model = engine.model.packed(PackingProgress())
     return n_compiled
 
 
-def warm_up(engine: Engine, n_tokens: int = MANY, rows: LogitRows = "last", *, repack: bool = False) -> int:
+def warm_up(
+    engine: Engine,
+    n_tokens: int = MANY,
+    rows: LogitRows = "last",
+    *,
+    repack: bool = False,
+    calls: Sequence[Callable[[], object]] = (),
+) -> int:
     """The kernels for a prompt of so many tokens, and for what follows; how many had to be compiled.
 
     repack  those that pack the weights as well, and those for packed weights instead of the engine's
+    calls   of encoders that come before
     """
     from fastpath.cpu.warm import kernels_of, warm
 
@@ -69,6 +84,8 @@ def warm_up(engine: Engine, n_tokens: int = MANY, rows: LogitRows = "last", *, r
         batch = make_batch([(0, 0, [0] * n, rows)])
         call = partial(forward, engine.ops, model.config, model.weights, engine.cache, batch)
         plan += kernels_of(partial(call, activations=engine.activations))
+    for encode in calls:
+        plan += kernels_of(encode)
     return warm(list(dict.fromkeys(plan)), report=_report_kernel)
 
 
@@ -112,18 +129,25 @@ class PackingProgress:
         self.stream.flush()
 
 
-def prompt_ids(model: Model, text: str, args) -> list[int]:
+def prompt_ids(model: Model, text: str, args, files: Files | None = None) -> tuple[list[int], list[int]]:
     """A text as the ids that the model expects: inside its chat template, or raw after exactly one BOS.
 
-    args: those of `arguments.add_template`
+    args   those of `arguments.add_template`
+    files  images, sounds and videos in front of the text; of a raw text, in the places of its <|image|>,
+           <|audio|> and <|video|>
+    Returns the ids, and where the soft tokens of each image, sound and frame begin.
     """
-    if not text.strip():
+    parts = files.parts if files else []
+    if not text.strip() and not (parts and not args.raw):
         raise ValueError("the prompt is empty. Give some text with --prompt, --input or on standard input.")
     if args.raw:
-        return model.tokenizer.encode(text, add_bos=True, parse_special=True)
-    messages = [{"role": "system", "content": args.system}] if args.system else []
-    messages.append({"role": "user", "content": text})
-    return model.template.render_ids(model.tokenizer, messages, thinking=args.think)
+        text = expand(text, parts) if parts else text
+        ids = model.tokenizer.encode(text, add_bos=True, parse_special=True)
+    else:
+        messages = [{"role": "system", "content": args.system}] if args.system else []
+        messages.append(user_message(text, parts))
+        ids = model.template.render_ids(model.tokenizer, messages, thinking=args.think, media=parts)
+    return locate(ids, model.tokenizer, parts) if parts else (ids, [])
 
 
 def say(text: str) -> None:

@@ -11,13 +11,15 @@ from fastpath.cli.setup import say
 MB = 1e6
 
 
-def print_stats(args, engine, generation, parts: Parts, n_compiled: int) -> None:
+def print_stats(args, engine, generation, parts: Parts, n_compiled: int, files=None) -> None:
     """To standard error, so that the answer can be piped away from it."""
     model = engine.model
     n_prompt = min(len(generation.prompt_ids), engine.length())  # fewer if interrupted
     say(f"load     {_parts(parts, generation)}")
     say(f"kernels  {_kernels(args, n_compiled)}")
     say(f"weights  {model.file.nbytes / MB:.1f} MB file{_packed(model)}")
+    for line in files.lines if files else ():
+        say(f"media    {line}")
     say(f"prefill  {_rate(n_prompt, generation.prefill_s)}")
     say(f"decode   {_rate(generation.n_decoded, generation.decode_s)}, ended by: {generation.reason}")
     say(

@@ -12,28 +12,39 @@ computes what), program.py (a whole forward call as one compiled call).
 """
 
 from fastpath.cpu import program as program  # no op: how calls of ops are recorded
-from fastpath.cpu.activation import geglu, softcap
-from fastpath.cpu.attention import attention, write_kv
-from fastpath.cpu.elementwise import add, scale
+from fastpath.cpu.activation import clip, geglu, glu, silu, softcap
+from fastpath.cpu.attention import attention, relative_attention, write_kv
+from fastpath.cpu.convolution import causal_conv, conv2d, mean_pool
+from fastpath.cpu.elementwise import add, add_bias, scale, standardize
 from fastpath.cpu.embedding import embed
 from fastpath.cpu.linear import expert_linear, linear
 from fastpath.cpu.moe import expert_sum, route
-from fastpath.cpu.norm import rms_norm
+from fastpath.cpu.norm import layer_norm, rms_norm
 from fastpath.cpu.rotary import rope, rope_table
 
 __all__ = [
     "add",
+    "add_bias",
     "attention",
+    "causal_conv",
+    "clip",
+    "conv2d",
     "embed",
     "expert_linear",
     "expert_sum",
     "geglu",
+    "glu",
+    "layer_norm",
     "linear",
+    "mean_pool",
+    "relative_attention",
     "rms_norm",
     "rope",
     "rope_table",
     "route",
     "scale",
+    "silu",
     "softcap",
+    "standardize",
     "write_kv",
 ]

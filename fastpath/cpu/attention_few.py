@@ -40,15 +40,17 @@ AHEAD = 4096  # bytes of keys between reading and prefetching
 @inlined
 def _scores(args, lo, hi, size, product):
     q, cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
-    n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
-    scores, pitch, n_parts = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 112)
+    ends, n_tokens, window, n_slots = (
+        ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56),
+    )  # fmt: skip
+    n_kv_heads, n_heads, width = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
+    scores, pitch, n_parts = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 120)
     group, block_bytes = n_heads // n_kv_heads, STEP * width * size
     for item in range(lo, hi):
         head, part = item % n_kv_heads, item // n_kv_heads
         for t in range(n_tokens):
-            last = ld_i32(positions + 4 * t)
-            base = max(0, last - window + 1) // STEP
+            last = ld_i32(ends + 4 * t)
+            base = max(0, ld_i32(positions + 4 * t) - window + 1) // STEP
             n_blocks = last // STEP + 1 - base
             keys = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * (n_slots // STEP) * block_bytes
             row = t * n_heads + head * group
@@ -79,11 +81,13 @@ def _scores_bf16(args, lo, hi, thread):
 
 @kernel
 def softmax_kernel(args, lo, hi, thread):
-    positions, window, n_heads = ld_i64(args + 24), ld_i64(args + 40), ld_i64(args + 64)
-    scores, pitch, sums = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96)
+    positions, ends, window, n_heads = (
+        ld_i64(args + 24), ld_i64(args + 32), ld_i64(args + 48), ld_i64(args + 72),
+    )  # fmt: skip
+    scores, pitch, sums = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
     for row in range(lo, hi):
-        last = ld_i32(positions + 4 * (row // n_heads))
-        first = max(0, last - window + 1)
+        last = ld_i32(ends + 4 * (row // n_heads))
+        first = max(0, ld_i32(positions + 4 * (row // n_heads)) - window + 1)
         base = first // STEP * STEP
         n = last // STEP * STEP + STEP - base
         st_f32(sums + 4 * row, softmax(scores + pitch * row, first - base, last + 1 - base, n))
@@ -91,11 +95,13 @@ def softmax_kernel(args, lo, hi, thread):
 
 @inlined
 def _values(args, lo, hi, thread, size, product):
-    cache, lanes, positions = ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
-    n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
-    scores, pitch, sums, out = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
-    n_columns, totals = ld_i64(args + 112), ld_i64(args + 120) + thread * ld_i64(args + 128)
+    cache, lanes, positions, ends = (
+        ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24), ld_i64(args + 32),
+    )  # fmt: skip
+    n_tokens, window, n_slots = ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56)
+    n_kv_heads, n_heads, width = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
+    scores, pitch, sums, out = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104), ld_i64(args + 112)
+    n_columns, totals = ld_i64(args + 120), ld_i64(args + 128) + thread * ld_i64(args + 136)
     group, column_bytes = n_heads // n_kv_heads, STEP * COLUMNS * size
     n_blocks, block_bytes = n_slots // STEP, (width + COLUMNS - 1) // COLUMNS * column_bytes
     n_pieces = (width + n_columns - 1) // n_columns
@@ -103,8 +109,8 @@ def _values(args, lo, hi, thread, size, product):
         head, left = item // n_pieces, item % n_pieces * n_columns
         right = min(left + n_columns, width)
         for t in range(n_tokens):
-            last = ld_i32(positions + 4 * t)
-            first = max(0, last - window + 1)
+            last = ld_i32(ends + 4 * t)
+            first = max(0, ld_i32(positions + 4 * t) - window + 1)
             base = first // STEP * STEP
             values = cache + (ld_i32(lanes + 4 * t) * n_kv_heads + head) * n_blocks * block_bytes
             row = t * n_heads + head * group
@@ -146,15 +152,15 @@ VALUES = {"f32": _values_f32, "f16": _values_f16, "bf16": _values_bf16}
 
 
 def few_tokens(words, k_cache, v_cache, k_type, v_type, pitch, out):
-    """The call whose first ten argument words are given; pitch: bytes of a row of scores."""
-    q, _, lanes, positions, T, window, S, K, N, H = words
+    """The call whose first eleven argument words are given; pitch: bytes of a row of scores."""
+    q, _, lanes, positions, ends, T, window, S, K, N, H = words
     n_threads = threads.num_threads()
     wanted = -(-ITEMS * n_threads // K)  # items per key/value head
     n_columns = COLUMNS * max(1, -(-H // COLUMNS) // wanted)
     totals_bytes = 4 * (N // K) * (n_columns + 16)
     scores = workspace(T * N * (pitch + 4) + n_threads * totals_bytes + 64, "attention")
     sums = scores + T * N * pitch
-    words = (lanes, positions, T, window, S, K, N, H, scores, pitch, sums, address(out))
+    words = (lanes, positions, ends, T, window, S, K, N, H, scores, pitch, sums, address(out))
     threads.run(SCORES[k_type.name], (q, address(k_cache), *words, wanted), K * wanted, 1, n_threads)
     threads.run(softmax_kernel, (q, 0, *words), T * N, 1, n_threads)
     totals = -(-(sums + 4 * T * N) // 64) * 64

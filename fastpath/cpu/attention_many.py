@@ -128,11 +128,13 @@ def _divide(totals, total, width, target):
 @kernel
 def many_kernel(args, lo, hi, thread):
     q, k_cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    n_tokens, window, n_slots = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
-    n_kv_heads, n_heads, width = ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72)
-    v_cache, k_code, v_code, out = ld_i64(args + 80), ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
-    n_together, pitch = ld_i64(args + 112), ld_i64(args + 120)
-    work = ld_i64(args + 128) + thread * ld_i64(args + 136)
+    ends, n_tokens, window, n_slots = (
+        ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56),
+    )  # fmt: skip
+    n_kv_heads, n_heads, width = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
+    v_cache, k_code, v_code = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
+    out, n_together, pitch = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128)
+    work = ld_i64(args + 136) + thread * ld_i64(args + 144)
     group, line = n_heads // n_kv_heads, line_of(width)
     padded = (width + COLUMNS - 1) // COLUMNS * COLUMNS
     n_blocks, k_numbers, v_numbers = n_slots // STEP, STEP * width, STEP * padded  # in a block
@@ -149,7 +151,9 @@ def many_kernel(args, lo, hi, thread):
             n = _run_length(lanes, positions, t, stop)
             rows, place = n * group, ld_i32(lanes + 4 * t) * n_kv_heads + head
             here = ld_i32(positions + 4 * t)
-            first, last = max(0, here - window + 1), here + n - 1
+            first, last = max(0, here - window + 1), here
+            for i in range(n):
+                last = max(last, ld_i32(ends + 4 * (t + i)))
             base = first // STEP * STEP
             for r in range(rows):
                 source = q + _row(t, r, head, group, n_heads, width)
@@ -159,9 +163,10 @@ def many_kernel(args, lo, hi, thread):
                 _widen(source, k_numbers, k_code, panel)
                 _score(rows, queries, line, width, panel, scores + 4 * (step - base), pitch)
             for r in range(rows):
-                p, n_scores = here + r // group, last // STEP * STEP + STEP - base
-                begin = max(0, p - window + 1) - base
-                st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, p + 1 - base, n_scores))
+                n_scores = last // STEP * STEP + STEP - base
+                begin = max(0, here + r // group - window + 1) - base
+                end = ld_i32(ends + 4 * (t + r // group)) + 1 - base
+                st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, end, n_scores))
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
                 source = v_cache + (place * n_blocks + step // STEP % n_blocks) * v_bytes
@@ -170,8 +175,8 @@ def many_kernel(args, lo, hi, thread):
                     _weigh(rows, probs, pitch, end - begin, width, seen, totals, line)
                     continue
                 for r in range(rows):  # what a row does not see must not meet its zeros
-                    p = here + r // group
-                    a, b = max(begin, p - window + 1) - begin, min(end, p + 1) - begin
+                    a = max(begin, here + r // group - window + 1) - begin
+                    b = min(end, ld_i32(ends + 4 * (t + r // group)) + 1) - begin
                     if a < b:
                         _weigh(
                             1, probs + pitch * r + 4 * a, pitch, b - a, width, seen + 4 * COLUMNS * a,
@@ -184,8 +189,8 @@ def many_kernel(args, lo, hi, thread):
 
 
 def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
-    """The call whose first ten argument words are given; `seen`: most positions that a query sees."""
-    q, _, lanes, positions, T, window, S, K, N, H = words
+    """The call whose first eleven argument words are given; `seen`: most positions that a query sees."""
+    q, _, lanes, positions, ends, T, window, S, K, N, H = words
     group, n_threads = N // K, threads.num_threads()
     most = max(1, min(ROWS, SCORES_LIMIT // (4 * seen)) // group)
     together = max(1, min(most, -(-T * K // (ITEMS * n_threads))))
@@ -195,7 +200,7 @@ def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
     per_thread = (STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
     per_thread = -(-per_thread // 64) * 64
     args = (
-        q, address(k_cache), lanes, positions, T, window, S, K, N, H, address(v_cache), k_type.code,
+        q, address(k_cache), lanes, positions, ends, T, window, S, K, N, H, address(v_cache), k_type.code,
         v_type.code, address(out), together, pitch,
         workspace(per_thread * n_threads, "attention_many"), per_thread,
     )  # fmt: skip

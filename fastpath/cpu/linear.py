@@ -5,7 +5,7 @@ rows meet which matrix:
 
     packed weights, up to MATVEC_ROWS rows     matvec.py (of experts: on average, if all are chosen alike)
     more rows, and weights as in the file      matmul.py
-    plain numbers                              dot_float.py
+    plain numbers                              dot_float.py; many rows: matmul_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow
 
 A stack of experts is the same kernel with more matrices: rows are grouped by expert, so that the weights of a
@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from fastpath.cpu import dot_float, matmul, matvec, recording, threads
+from fastpath.cpu import dot_float, matmul, matmul_float, matvec, recording, threads
 from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.grouping import Groups, group_by_expert
 from fastpath.cpu.matvec import MATVEC_ROWS
@@ -34,7 +34,7 @@ def kernels_for(format_name, activations):
     if activations == "int8" and format_name in matvec.KERNELS:
         rounding = quantize_256 if format_name.endswith(("_K", "_XS")) else quantize_32
         return (rounding, matvec.KERNELS[format_name], *matmul.kernels_for(format_name))
-    return (dot_float.KERNELS.get(format_name, dot_float.linear_f32),)
+    return (dot_float.KERNELS.get(format_name, dot_float.linear_f32), matmul_float.matmul_float)
 
 
 def linear(x, weight, activations, *, out=None):
@@ -96,7 +96,10 @@ def _multiply(x, weight, activations, out, groups, T):
         return
     if is_packed:
         weight = weight.unpack() if weight.is_grouped else weight.as_rows()
-    if name in dot_float.KERNELS:
+    if name in dot_float.KERNELS and weight.ndim == 2 and T >= matmul_float.MANY:
+        start, _, row_bytes = _memory_of(weight)
+        matmul_float.multiply(x, weight, (start, row_bytes), out, weight.name or name)
+    elif name in dot_float.KERNELS:
         _launch(dot_float.KERNELS[name], (address(x), 0, 0), weight, out, groups)
     else:
         _multiply_dequantized(x, weight, out, groups)

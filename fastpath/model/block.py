@@ -27,6 +27,7 @@ class Pass:
     trace: Trace
     positions: np.ndarray  # i32[T]
     seq_ids: np.ndarray  # i32[T]
+    ends: np.ndarray | None = None  # i32[T]: what a token sees in sliding layers; None: up to itself
 
     def norm(self, x, weight):
         return self.ops.rms_norm(x, weight, self.eps)
@@ -90,7 +91,8 @@ def _attention(run: Pass, layer, w, kv, rope, x):
         run.trace(f"Kcur_pos-{il}", k)
         run.ops.write_kv(k, v, *kv, run.seq_ids, run.positions)
 
-    out = run.ops.attention(q, *kv, run.seq_ids, run.positions, layer.window).reshape(T, N * H)
+    ends = None if layer.window is None else run.ends  # in global layers images are read in order too
+    out = run.ops.attention(q, *kv, run.seq_ids, run.positions, layer.window, ends).reshape(T, N * H)
     run.trace(f"kqv_out-{il}", out)
     out = run.norm(run.linear(out, w.attn_output), w.post_attention_norm)
     run.trace(f"attn_post_norm-{il}", out)

@@ -1,8 +1,11 @@
 """The text model over an op table: token ids in, logits of the wanted rows out."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fastpath.model.block import Pass, Trace, block, ignore
+from refimpl.batch import check_soft
 
 
 def forward(ops, config, weights, cache, batch, *, activations: str = "int8", trace: Trace | None = None):
@@ -17,13 +20,27 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
     Notes:
         The last layers of the small models write no keys, so nobody reads their output but the head: without
         a trace they run on the wanted rows only. No row's bytes depend on another row: no logit changes.
+        Soft tokens replace embeddings after these were scaled. Elsewhere they are tokens like others, but for
+        `ends`: in the large models those of one image see each other both ways.
     """
+    both_ways = config.media_attention == "bidirectional"
     cache.check(batch)
+    check_soft(batch, config.model_dim, whole=both_ways)
     cache.reserve(int(batch.positions.max()) + 1)
-    run = Pass(ops, config.rms_eps, activations, trace or ignore, batch.positions, batch.seq_ids)
+    run = Pass(
+        ops,
+        config.rms_eps,
+        activations,
+        trace or ignore,
+        batch.positions,
+        batch.seq_ids,
+        batch.ends if both_ways else None,
+    )
     rows = batch.logit_rows
     number = cache.dtype.type  # the precision of the whole call: an embedding takes that of its factor
     x = ops.embed(weights.token_embd, batch.token_ids, number(config.embed_scale))
+    if batch.soft is not None:
+        x[batch.soft_rows] = batch.soft
     run.trace("inp_scaled", x)
     per_layer = _per_layer_inputs(run, config, weights, batch.token_ids, x)
     last_owner = max(layer.index for layer in config.layers if layer.owns_kv)
@@ -63,7 +80,8 @@ def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
 
 def _only_rows(run: Pass, x, per_layer, rows):
     """The same pass with the tokens of `rows` only."""
-    cut = Pass(run.ops, run.eps, run.activations, run.trace, run.positions[rows], run.seq_ids[rows])
+    ends = None if run.ends is None else run.ends[rows]
+    cut = replace(run, positions=run.positions[rows], seq_ids=run.seq_ids[rows], ends=ends)
     return cut, x[rows], None if per_layer is None else per_layer[rows], {}
 
 

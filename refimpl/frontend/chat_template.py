@@ -15,6 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refimpl.frontend.media_prompt import MediaPart, expand
 from refimpl.frontend.messages import map_strings, normalize_messages, normalize_tools
 from refimpl.frontend.tokenizer import Tokenizer, unused_character
 
@@ -88,12 +89,19 @@ class ChatTemplate:
         thinking: bool = False,
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
+        media: Sequence[MediaPart] = (),
     ) -> list[int]:
-        """The prompt as token ids: one BOS in front, and no markers but the template's own."""
+        """The prompt as token ids: one BOS in front, and no markers but the template's own.
+
+        media  what stands in the places of images, sounds and videos, in order; without any the template's
+               placeholders stay, one token each
+        """
         variables = self._variables(messages, tools)
         fence = unused_character([self.source, *_strings_in(variables)])
         fenced = map_strings(variables, _fencer(tokenizer.markers, fence))
         text = self._render(fenced, thinking, add_generation_prompt, extra)
+        if media:
+            text = expand(text, media)  # the markers in users' texts are fenced: these are the template's
         return tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
 
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Call:
     """What all layers of one model call share."""
 
     batch: Any
+    ends: Any  # i[T] | None: the last position that each token sees in sliding layers; None: its own
     eps: float
     activations: str  # how `linear` reads its input: "float" or "int8"
     trace: Any  # function of (name, array)
@@ -106,7 +107,9 @@ def attention(call, layer, w, kv, rope, x):
         call.trace(f"Kcur_pos-{i}", k)
         ops.write_kv(k, v, *kv, call.batch.seq_ids, call.batch.positions)
 
-    out = ops.attention(q, *kv, call.batch.seq_ids, call.batch.positions, layer.window).reshape(T, N * H)
+    ends = None if layer.window is None else call.ends  # global layers are causal for images too
+    out = ops.attention(q, *kv, call.batch.seq_ids, call.batch.positions, layer.window, ends)
+    out = out.reshape(T, N * H)
     call.trace(f"kqv_out-{i}", out)
     out = call.norm(call.linear(out, w.attn_output), w.post_attention_norm)
     call.trace(f"attn_post_norm-{i}", out)

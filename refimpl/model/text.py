@@ -3,6 +3,7 @@
 import numpy as np
 
 from refimpl import ops
+from refimpl.batch import check_soft
 from refimpl.model.block import Call, block
 
 
@@ -25,13 +26,20 @@ def forward(config, weights, cache, batch, *, activations="float", trace=None):
     Notes:
         There is one kind of call.  A prompt, a chunk of it, one decoded token or several sequences of each
         differ only in the batch; a token's logits do not depend on the others' being there.
+        Soft tokens of images and sounds differ from words in two things only: where their embedding comes
+        from, and, in the large models, that those of one image see each other both ways (Call.ends).
         Only the M wanted rows go through the head: with 262,144 rows the output matrix is the largest of all.
     """
     cache.check(batch)
     _check_ids(config, batch)
-    call = Call(batch, config.rms_eps, activations, trace or (lambda name, array: None))
+    both_ways = config.media_attention == "bidirectional"
+    check_soft(batch, config.model_dim, whole=both_ways)
+    ends = batch.ends if both_ways else None
+    call = Call(batch, ends, config.rms_eps, activations, trace or (lambda name, array: None))
     # A NumPy scalar of the cache's precision: in this way `embed` starts a float64 pass.
     x = ops.embed(weights.token_embd, batch.token_ids, cache.dtype.type(config.embed_scale))
+    if batch.soft is not None:
+        x[batch.soft_rows] = batch.soft  # as they are: the factor above is for words
     call.trace("inp_scaled", x)
     per_layer = per_layer_inputs(call, config, weights, x)
 

@@ -10,28 +10,39 @@ size, F hidden width of an FFN, V vocabulary, E experts, A experts that a token 
 embeddings, R cache lanes; C and M are the input and output width of any matrix.
 """
 
-from refimpl.ops.activation import geglu, softcap
-from refimpl.ops.attention import attention, write_kv
-from refimpl.ops.elementwise import add, scale
+from refimpl.ops.activation import clip, geglu, glu, silu, softcap
+from refimpl.ops.attention import attention, relative_attention, write_kv
+from refimpl.ops.convolution import causal_conv, conv2d, mean_pool
+from refimpl.ops.elementwise import add, add_bias, scale, standardize
 from refimpl.ops.embedding import embed
 from refimpl.ops.linear import expert_linear, linear
 from refimpl.ops.moe import expert_sum, route
-from refimpl.ops.norm import rms_norm
+from refimpl.ops.norm import layer_norm, rms_norm
 from refimpl.ops.rotary import rope, rope_table
 
 __all__ = [
     "add",
+    "add_bias",
     "attention",
+    "causal_conv",
+    "clip",
+    "conv2d",
     "embed",
     "expert_linear",
     "expert_sum",
     "geglu",
+    "glu",
+    "layer_norm",
     "linear",
+    "mean_pool",
+    "relative_attention",
     "rms_norm",
     "rope",
     "rope_table",
     "route",
     "scale",
+    "silu",
     "softcap",
+    "standardize",
     "write_kv",
 ]

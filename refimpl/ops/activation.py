@@ -39,3 +39,46 @@ def softcap(x, cap):
         so greedy decoding does not show its absence; probabilities do.
     """
     return cap * np.tanh(x / cap)
+
+
+def silu(x):
+    """x times its own sigmoid, the activation of the audio encoder.
+
+        out = x / (1 + exp(-x))
+
+    Shapes:
+        x  f[...]
+    """
+    with np.errstate(over="ignore"):  # exp of a large -x is infinite, and the quotient 0, as it should be
+        return x / (1 + np.exp(-x))
+
+
+def glu(x):
+    """The first half of each row, let through by the sigmoid of the second half.
+
+        out[c] = x[c] / (1 + exp(-x[C + c]))
+
+    Shapes:
+        x  f[T, 2*C]
+    Returns:
+        f[T, C]
+    """
+    first, gate = np.split(x, 2, axis=-1)
+    with np.errstate(over="ignore"):
+        return first / (1 + np.exp(-gate))
+
+
+def clip(x, low, high):
+    """Values below `low` become `low`, those above `high` become `high`.
+
+    Shapes:
+        x          f[...]
+        low, high  float  may be infinite
+
+    Notes:
+        The encoders of E2B and E4B clip the input and the output of most of their matrix products, to bounds
+        that the file has for each of them.  With the bounds 0 and infinity this is the ReLU.
+        NaN stays NaN.
+    """
+    with np.errstate(over="ignore"):  # a bound beyond the precision of x is no bound
+        return np.clip(x, x.dtype.type(low), x.dtype.type(high))

@@ -1,4 +1,4 @@
-"""Attention over a cache, for causal, sliding-window and grouped-query layers."""
+"""Attention over a cache, for causal, sliding-window and grouped-query layers; that of the audio encoder."""
 
 import numpy as np
 
@@ -30,11 +30,11 @@ def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
     v_cache[seq_ids, :, blocks, :, places] = narrow(padded, v_cache.dtype).reshape(T, K, -1, COLUMNS)
 
 
-def attention(q, k_cache, v_cache, seq_ids, positions, window):
+def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
     """Each query takes the softmax-weighted mean of the values it may see.
 
         out[t, n] = sum_s softmax_s(q[t, n] · k[s, n // G]) * v[s, n // G]        G = N / K
-        over positions s with  max(0, p - window + 1) <= s <= p,                p = positions[t]
+        over positions s with  max(0, p - window + 1) <= s <= ends[t],          p = positions[t]
 
     Shapes:
         q          f[T, N, H]                  rotated queries
@@ -44,6 +44,8 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         positions  i[T]
         window     int | None                  positions that a query sees, its own included; None: all, in
                                                a global layer
+        ends       i[T] | None                 the last position that a query sees, its own or a later one;
+                                               None: its own
     Returns:
         f[T, N, H]
 
@@ -52,6 +54,7 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         norms carry the scale.
         The window is a matter of positions.  Where a key is stored only matters for finding it.
         Every query sees itself, so the softmax is never over nothing.
+        `ends` is how tokens of one image see each other both ways: all of them see up to the last one.
         A row of the result depends on its own query, keys, values and positions alone.  Implementations that
         must give equal bits for any batch, chunk and number of threads use this order: scores as sums over
         128 components, added ascending; m, their exact maximum; p_s = exp(score_s - m); the sums of p_s and
@@ -65,8 +68,9 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
-        assert p - first < S, f"position {p} sees {p - first + 1} keys, the cache holds {S}"
-        blocks, places = np.divmod(np.arange(first, p + 1) % S, STEP)
+        last = p if ends is None else int(ends[t])
+        assert last - first < S, f"position {p} sees {last - first + 1} keys, the cache holds {S}"
+        blocks, places = np.divmod(np.arange(first, last + 1) % S, STEP)
         k = widen(k_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H]
         v = widen(v_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H/32, 32]
         v = v.reshape(len(v), K, -1)[..., :H]
@@ -74,6 +78,39 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window):
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)
         out[t] = (probs @ v.transpose(1, 0, 2)).reshape(N, H)
+    return out
+
+
+def relative_attention(q, k, v, relative, q_scale, k_scale, cap):
+    """Attention of the audio encoder: the last few frames, with a learnt key for each distance.
+
+        score[t, d] = cap * tanh((q[t] * q_scale) · (k[t - d] * k_scale + relative[d]) / cap)
+        out[t] = sum_d softmax_d(score[t, d]) * v[t - d]         over d < W with t - d >= 0
+
+    Shapes:
+        q, k, v   f[T, N, H]
+        relative  f[W, N, H]  the key of distance d, whatever the frames hold
+        q_scale   f[H]        learnt, one factor for each component
+        k_scale   float
+        cap       float       50
+    Returns:
+        f[T, N, H]
+
+    Notes:
+        Published code works on blocks of W queries with 2 W keys and shifts a matrix of positions into place;
+        what it computes is this.  Distance W, for which it has a position, is masked there.
+        The cap comes before the mask: a key that is not seen has no score.
+    """
+    T, (W, _, _) = len(q), relative.shape
+    out = np.empty_like(q)
+    for t in range(T):
+        n = min(W, t + 1)
+        keys = k[t - n + 1 : t + 1][::-1] * q.dtype.type(k_scale) + relative[:n]  # by distance
+        scores = np.einsum("nh,dnh->nd", q[t] * q_scale, keys)
+        scores = cap * np.tanh(scores / cap)
+        probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        probs /= probs.sum(axis=-1, keepdims=True)
+        out[t] = np.einsum("nd,dnh->nh", probs, v[t - n + 1 : t + 1][::-1])
     return out
 
 

@@ -13,3 +13,18 @@ def scale(x, factor):
         A Python float takes the precision of x.
     """
     return x * x.dtype.type(factor)
+
+
+def add_bias(x, bias):
+    """One vector added to every row: f[T, C] + f[C].  The text model has none; encoders have a few."""
+    return x + bias
+
+
+def standardize(x, mean, factor):
+    """(x - mean) * factor, one of each for every column: f[T, C], f[C], f[C].
+
+    Notes:
+        In the vision tower of the large models means reach 5e4, and most of each number cancels: float16
+        does not hold it.
+    """
+    return (x - mean) * factor

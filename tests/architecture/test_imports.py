@@ -19,11 +19,18 @@ MAY_USE = {
 }
 THIRD_PARTY = {
     "quant": {"numpy"},
-    "refimpl": {"numpy", "tokenizers", "jinja2"},  # the last two in frontend only
+    "refimpl": {"numpy", "tokenizers", "jinja2", "imageio", "PIL", "av"},  # all but NumPy in frontend only
     "fastpath": {"numpy", "numba", "llvmlite"},
 }
-NOUNS = ("refimpl.config", "refimpl.tensors", "refimpl.batch", "refimpl.kv_types", "refimpl.frontend")
-FRONTEND_ONLY = {"tokenizers", "jinja2"}
+NOUNS = (
+    "refimpl.config",
+    "refimpl.tensors",
+    "refimpl.media_tensors",
+    "refimpl.batch",
+    "refimpl.kv_types",
+    "refimpl.frontend",
+)
+FRONTEND_ONLY = {"tokenizers", "jinja2", "imageio", "PIL", "av"}
 VERBS_ALLOWED = {"fastpath/backend.py": "refimpl.ops"}  # `--backend ref`
 NEVER = {"torch", "transformers", "gguf", "llama_cpp"}  # oracles are no part of what runs
 

@@ -267,11 +267,11 @@ class TestInference:
     def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
         extend, calls = Engine.extend, []
 
-        def interrupted(self, *given):
+        def interrupted(self, *given, **options):
             calls.append(given)
             if len(calls) == 3:
                 raise KeyboardInterrupt
-            return extend(self, *given)
+            return extend(self, *given, **options)
 
         monkeypatch.setattr(Engine, "extend", interrupted)
         outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")

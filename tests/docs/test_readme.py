@@ -1,4 +1,5 @@
-"""The README's commands and its Python, run as they stand; MODEL.gguf is the demo checkpoint."""
+"""The README's commands and its Python, run as they stand; MODEL.gguf is the demo checkpoint, MMPROJ.gguf
+random encoders of its width."""
 
 import json
 import re
@@ -6,10 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastpath.cli.__main__ import main
-from fastpath.load import DEMO
+from fastpath.load import DEMO, load_model
+from tests.media import files, tiny_mmproj
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -43,14 +46,33 @@ def test_make_targets_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
 
 
+def random_encoders(path):
+    """For the demo checkpoint, which has seen no picture: what it says is noise."""
+    D = load_model(DEMO).config.model_dim
+    tensors = tiny_mmproj.tensors_of("e2b")
+    replace = {
+        "mm.input_projection.weight": np.resize(tensors["mm.input_projection.weight"], (D, 36)),
+        "mm.a.input_projection.weight": np.resize(tensors["mm.a.input_projection.weight"], (D, 24)),
+        "v.position_embd.weight": np.resize(tensors["v.position_embd.weight"], (2, 80, 36)),
+    }
+    keys = {"clip.vision.projection_dim": D, "clip.audio.projection_dim": D}
+    return tiny_mmproj.make(path, "e2b", replace=replace, keys=keys)
+
+
 def test_twinpath_commands_run(tmp_path, monkeypatch, capsys):
     """In their order: later ones read what earlier ones wrote."""
     monkeypatch.chdir(tmp_path)
     Path("question.txt").write_text("What is 21+14?")
     Path("chat.json").write_text(json.dumps([{"role": "user", "content": "Hi"}]))
-    assert len(TWINPATH) >= 8
+    Path("photo.jpg").write_bytes(files.encoded(files.picture("photo-small"), ".jpg"))
+    Path("talk.wav").write_bytes(files.wav(files.sound("chirp")))
+    stand_ins = {"MMPROJ.gguf": str(random_encoders(tmp_path / "MMPROJ.gguf"))}
+    assert len(TWINPATH) >= 12
     for command in TWINPATH:
-        words = [str(DEMO) if word.endswith(".gguf") else word for word in shlex.split(command)[1:]]
+        words = [
+            stand_ins.get(word, str(DEMO)) if word.endswith(".gguf") else word
+            for word in shlex.split(command)[1:]
+        ]
         status = main(words)
         said = capsys.readouterr()
         assert status == 0, f"{command}: exit status {status}: {said.err}"

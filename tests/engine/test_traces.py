@@ -78,9 +78,9 @@ def pairs_side_by_side(x, cos, sin):
     return out
 
 
-def window_of_one_more(q, k_cache, v_cache, seq_ids, positions, window):
+def window_of_one_more(q, k_cache, v_cache, seq_ids, positions, window, ends):
     wider = None if window is None else window + 1
-    return refimpl.ops.attention(q, k_cache, v_cache, seq_ids, positions, wider)
+    return refimpl.ops.attention(q, k_cache, v_cache, seq_ids, positions, wider, ends)
 
 
 def scaled_scores(q, *rest):

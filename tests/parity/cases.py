@@ -46,6 +46,7 @@ def cases(formats=EVERY_FORMAT, place=identity):
             yield from experts(name, place)
     yield from attentions(("f16", "bf16", "f32") if "BF16" in formats else ("f16",), place)
     yield from others(place)
+    yield from of_encoders(place)
 
 
 def bind(op, place, *args):
@@ -132,6 +133,9 @@ def attentions(types, place):
         for T in (1, 2, 4, 40):
             arrays = (q[-T:], *caches, lanes[-T:], positions[-T:])
             yield f"attention {name} {T} rows", bind(cpu.attention, place, *arrays, window)
+            if window is None:
+                call = partial(cpu.attention, window=window, ends=np.full(T, S - 1, np.int32))
+                yield f"attention {name} {T} rows to the end", bind(call, place, *arrays)
             rows = (k[0, :T], v[0, :T], *caches, np.zeros(T, np.int32), positions[:T])
             yield f"write_kv {name} {T} rows", bind(partial(written, place), place, *rows)
 
@@ -163,6 +167,30 @@ def others(place):
         x, angles = strategies.normal(rng, 3, 2, 2 * pairs), rng.uniform(-3, 3, (3, pairs))
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         yield f"rope {pairs} pairs", bind(cpu.rope, place, x, cos, sin)
+
+
+def of_encoders(place):
+    rng = np.random.default_rng(10)
+    for D in (1, 15, 77, 1030):
+        x, y = strategies.normal(rng, 6, D, scale=3), strategies.normal(rng, 6, D)
+        for name, op, args in (
+            ("silu", cpu.silu, (x,)),
+            ("glu", cpu.glu, (np.concatenate([x, y], axis=1),)),
+            ("clip", cpu.clip, (x, -1.5, 2.0)),
+            ("add_bias", cpu.add_bias, (x, y[0])),
+            ("standardize", cpu.standardize, (x, y[0], y[1])),
+            ("layer_norm", cpu.layer_norm, (x, y[0], y[1], 1e-6)),
+            ("causal_conv", cpu.causal_conv, (x, strategies.normal(rng, D, 5))),
+            ("mean_pool", cpu.mean_pool, (x, 3, 1)),
+        ):
+            yield f"{name} {D}", bind(op, place, *args)
+    for T, F, C, M in ((1, 1, 1, 1), (5, 4, 3, 33), (4, 20, 16, 70)):
+        x, weight = strategies.normal(rng, T, F, C), strategies.normal(rng, M, C, 3, 3)
+        yield f"conv2d {T} {F} {C} {M}", bind(cpu.conv2d, place, x, weight)
+    for H in (6, 128):
+        q, k, v = strategies.normal(rng, 3, 15, 2, H)
+        args = (q, k, v, strategies.normal(rng, 12, 2, H), strategies.normal(rng, H), 1.9, 50.0)
+        yield f"relative_attention {H}", bind(cpu.relative_attention, place, *args)
 
 
 def digest(results):

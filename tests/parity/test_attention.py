@@ -72,6 +72,38 @@ def test_any_number_of_tokens_at_once(shape, types, n_threads):
         assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_number_of_tokens_that_see_ahead(shape, n_threads):
+    """Images of 9 tokens, and some text: whoever is computed together, the same bytes; with ends of their
+    own the same bytes as without; and a token that sees ahead reads what the one behind it sees too."""
+    rng = np.random.default_rng(7)
+    q, k, v, lanes, positions, window = call(
+        rng, shape, ("f16", "f16"), 30 if SHAPES[shape][4] is None else 24
+    )
+    ends = np.where(np.arange(len(q)) % 12 < 9, positions - np.arange(len(q)) % 12 + 8, positions)
+    ends = np.minimum(ends, positions[-1]).astype(np.int32)
+    alone = [
+        cpu.attention(q[t:][:1], k, v, lanes[t:][:1], positions[t:][:1], window, ends[t:][:1])
+        for t in range(len(q))
+    ]
+    for T in range(1, len(q) + 1):
+        n_threads(1 + T % 3)
+        got = cpu.attention(q[-T:], k, v, lanes[-T:], positions[-T:], window, ends[-T:])
+        assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
+    own = cpu.attention(q, k, v, lanes, positions, window, positions.copy())
+    assert own.tobytes() == cpu.attention(q, k, v, lanes, positions, window).tobytes()
+    if window is None:
+        behind = cpu.attention(q, k, v, lanes, ends, window)
+        assert got.tobytes() == behind.tobytes()
+
+
+def test_an_end_before_its_position_is_refused():
+    q, k, v, lanes, positions, window = call(np.random.default_rng(8), "one head", ("f32", "f32"), 2)
+    for ends in (positions - 1, positions + 64):
+        with pytest.raises(ValueError, match="slots"):
+            cpu.attention(q, k, v, lanes, positions, window, ends)
+
+
 @pytest.mark.parametrize("kv_type", TYPES)
 @pytest.mark.parametrize("n_seqs", [2, 5])
 @pytest.mark.parametrize("shape", ["E2B sliding", "26B global", "odd"])

@@ -5,7 +5,7 @@ import pytest
 
 import fastpath.cpu as cpu
 import refimpl.ops
-from fastpath.cpu import matmul, packing, panels, threads
+from fastpath.cpu import matmul, matmul_float, packing, panels, threads
 from quant import FORMATS, QTensor
 from tests import strategies
 
@@ -103,3 +103,15 @@ def test_the_largest_integers(name):
         weight = QTensor(fmt, (16, 512), data, name)
         x = np.ones((17, 512), np.float32) * np.where(np.arange(17) % 2, 1, -1)[:, None].astype(np.float32)
         _same(cpu.linear(x, weight, "int8"), _defined(x, weight))
+
+
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+def test_plain_numbers_in_many_rows(fmt):
+    """Slabs, blocks, tiles and parts of columns, all of them ragged: the bytes of four rows at a time."""
+    rng = np.random.default_rng(9)
+    for M, C in ((70, 1600), (33, 77), (16, 15), (1, 2307)):
+        weight = strategies.weights(rng, FORMATS[fmt], M, C)
+        for T in (matmul_float.MANY, 97, 200):
+            x = strategies.normal(rng, T, C)
+            few = [cpu.linear(x[t : t + 4], weight, "float") for t in range(0, T, 4)]
+            assert cpu.linear(x, weight, "float").tobytes() == np.concatenate(few).tobytes(), (M, C, T)

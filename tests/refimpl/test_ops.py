@@ -43,18 +43,31 @@ def cases(dtype):
     cache = x(1, 1, 1, 4, 32), x(1, 1, 1, 1, 32, 32)
     return {
         "add": ops.add(x(2, 3), x(2, 3)),
+        "add_bias": ops.add_bias(x(2, 3), np.ones(3, np.float32)),
         "attention": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3),
+        "attention ends": ops.attention(x(2, 2, 4), *cache, lanes, pos, 3, pos + 1),
+        "causal_conv": ops.causal_conv(x(4, 3), np.ones((3, 5), np.float32)),
+        "clip": ops.clip(x(2, 3), -0.3, 0.4),
+        "conv2d": ops.conv2d(x(4, 6, 2), np.ones((5, 2, 3, 3), np.float32)),
         "embed": ops.embed(matrix(5, 4), np.array([1, 3]), dtype(2.5)),
         "expert_linear": ops.expert_linear(x(2, 4), matrix(3, 5, 4), ids, "float"),
         "expert_sum": ops.expert_sum(x(2, 2, 4), x(2, 2)),
         "geglu": ops.geglu(x(2, 3), x(2, 3)),
+        "glu": ops.glu(x(2, 6)),
+        "layer_norm": ops.layer_norm(x(2, 3), np.ones(3, np.float32), None, 1e-5),
         "linear": ops.linear(x(2, 4), matrix(3, 4), "float"),
         "linear int8": ops.linear(x(2, 32), matrix(3, 32, fmt="Q8_0"), "int8"),
+        "mean_pool": ops.mean_pool(x(18, 4), 6, 3),
+        "relative_attention": ops.relative_attention(
+            x(3, 2, 4), x(3, 2, 4), x(3, 2, 4), x(2, 2, 4), x(4), 1.9, 50.0
+        ),
         "rms_norm": ops.rms_norm(x(2, 3), np.ones(3, np.float32), 1e-6),
         "rope": ops.rope(x(2, 1, 4), cos, sin),
         "route": ops.route(x(2, 4), 2, np.ones(4, np.float32))[1],
         "scale": ops.scale(x(2, 3), 0.3),
+        "silu": ops.silu(x(2, 3)),
         "softcap": ops.softcap(x(2, 3), 30.0),
+        "standardize": ops.standardize(x(2, 3), np.ones(3, np.float32), np.ones(3, np.float32)),
     }
 
 

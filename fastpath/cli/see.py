@@ -1,0 +1,31 @@
+"""`see`: what the model sees or hears of a file, as a picture for people."""
+
+import argparse
+from pathlib import Path
+
+from fastpath.cli import arguments, output
+from fastpath.cli.media import BUDGETS
+
+
+def add_see(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="an image, a sound or a video")
+    parser.add_argument(
+        "--out", metavar="FILE.png", help="where to write; - is standard output (default: FILE-seen.png here)"
+    )
+    parser.add_argument(
+        "--image-tokens", type=int, choices=BUDGETS, default=280, help="most soft tokens of an image"
+    )
+    parser.add_argument("--fps", type=arguments.real(0, 100, open_below=True), default=1.0, metavar="X",
+                        help="frames of a video that are shown of each second (default: 1)")  # fmt: skip
+
+
+def run_see(args: argparse.Namespace) -> int:
+    """An image on its canvas, with numbered soft tokens; mel energies of a sound; the frames of a video."""
+    from refimpl.frontend.picture import picture_of, png_bytes
+
+    picture = picture_of(args.file, budget=args.image_tokens, fps=args.fps)
+    out = args.out if args.out is not None else f"{Path(args.file).stem}-seen.png"
+    with output.writing(out, [Path(args.file)], what="the file") as stream:
+        stream.write(png_bytes(picture))
+    output.summarise(out, f"PNG, {picture.shape[1]} x {picture.shape[0]} pixels")
+    return 0
