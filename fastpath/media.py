@@ -34,7 +34,8 @@ Progress = Callable[[int, int], None]
 
 
 def load_projector(model: Model, path: str | None) -> Media:
-    """The projector file of a model, or the only one beside it; a note says which when it was not named.
+    """The projector file of a model. Where none is named: the model itself, if its file holds encoders too,
+    or the only one beside it, and a note says which.
 
     Raises:
         ValueError: one line; also when its soft tokens do not fit the model
@@ -42,7 +43,8 @@ def load_projector(model: Model, path: str | None) -> Media:
     notes: tuple[str, ...] = ()
     if path is None:
         path = _beside(model)
-        notes = (f"{path}: the encoders of images and sounds, as no --mmproj was given",)
+        if path != str(model.path):
+            notes = (f"{path}: the encoders of images and sounds, as no --mmproj was given",)
     if not path:
         raise ValueError("the projector's name is empty. Name the model's mmproj file")
     media = load_media(path)
@@ -51,6 +53,8 @@ def load_projector(model: Model, path: str | None) -> Media:
 
 
 def _beside(model: Model) -> str:
+    if any(name in model.file.tensors for name in ("v.patch_embd.weight", "mm.a.input_projection.weight")):
+        return str(model.path)
     folder = model.path.parent
     found = sorted(path for path in folder.glob("*.gguf") if "mmproj" in path.name.lower())
     if len(found) == 1:

@@ -30,6 +30,9 @@ NEEDED: dict[str, Callable[[Any], bool]] = {
 }
 
 
+ENCODERS = ("v.", "a.", "mm.")  # tensors of media_tensors.py, which some files hold beside the text model
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One row of the table."""
@@ -152,7 +155,7 @@ class Weights:
     per_layer_model_proj: QTensor | None
     per_layer_proj_norm: np.ndarray | None
     layers: tuple[LayerWeights, ...]
-    unused: tuple[str, ...] = ()  # tensors of the file that nothing here reads
+    unused: tuple[str, ...] = ()  # tensors of the file that nobody reads
 
 
 def find(tensors: Mapping[str, QTensor], field: str, i: int | None = None) -> QTensor | None:
@@ -336,4 +339,4 @@ class _Loader:
                     f"{self.file.path}: tensor {name}: got a scale of {base}.weight, expected none, as "
                     "nothing would apply it. Convert the model to a type whose blocks hold their scales"
                 )
-        return tuple(rest)
+        return tuple(name for name in rest if not name.startswith(ENCODERS))

@@ -27,8 +27,10 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         model = open_model(args)
     with parts.measured("tokenizer"):
         _ = model.tokenizer
-    with parts.measured("media"):
-        files = open_files(args, model)
+    files, soft = None, []
+    if args.media or args.mmproj is not None:
+        with parts.measured("media"):
+            files = open_files(args, model)
     with parts.measured("prompt"):
         ids, starts = prompt_ids(model, text, args, files)
     with parts.measured("imports"):
@@ -39,8 +41,9 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
     n_compiled = prepare(args, engine, len(ids), "last", parts, files)
-    with parts.measured("media"):
-        soft = files.encode(starts) if files else []
+    if files is not None:
+        with parts.measured("media"):
+            soft = files.encode(starts)
     profile = _profile(args, engine)
     generation = generate(
         engine,

@@ -1,13 +1,16 @@
 """Images, sounds and videos of a command line: options, opened files, soft tokens."""
 
 import argparse
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from fastpath.cli import arguments
 
+SILENT_S = 1.0  # encoding that ends sooner is not spoken of
 KINDS = {"image": "an image", "audio": "a sound", "video": "a video"}
 BUDGETS = (70, 140, 280, 560, 1120)  # as in refimpl/frontend/image.py, which a --help need not import
 
@@ -82,15 +85,28 @@ class Files:
         encoded = []
         for each in self.opened:
             begin = time.perf_counter()
-            encoded.append(self.encoders.encode(each, trace=trace, progress=self._progress(each, begin)))
+            with self._spoken_of(each):
+                encoded.append(self.encoders.encode(each, trace=trace, progress=self._progress(each, begin)))
             self.lines.append(self._line(each, time.perf_counter() - begin))
         return soft_tokens(starts, encoded)
+
+    @contextmanager
+    def _spoken_of(self, each) -> Iterator[None]:
+        """Says what takes long, once it does."""
+        text = f"encoding {each.input.name}: {sum(each.input.part.counts)} soft tokens"
+        timer = threading.Timer(SILENT_S, self.say, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _progress(self, each, begin: float) -> Callable[[int, int], None]:
         """Videos that take long say where they are, at every tenth frame."""
 
         def report(done: int, total: int) -> None:
-            if done < total and done % 10 == 0 and time.perf_counter() - begin > 1:
+            if done < total and done % 10 == 0 and time.perf_counter() - begin > SILENT_S:
                 self.say(f"{each.input.name}: {done} of {total} frames encoded")
 
         return report

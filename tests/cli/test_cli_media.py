@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import quant
 import refimpl.ops
 from fastpath.engine import Engine
 from fastpath.load import load_model
@@ -46,6 +47,12 @@ def folder(tmp_path_factory):
     (here / "text.png").write_text("this is no picture\n")
     (here / "empty.png").write_bytes(b"")
     return here
+
+
+@pytest.fixture(autouse=True)
+def _fast_enough(monkeypatch):
+    """A busy machine does not speak of what it encodes."""
+    monkeypatch.setattr("fastpath.cli.media.SILENT_S", 1e6)
 
 
 @pytest.fixture
@@ -109,6 +116,17 @@ class TestAnswers:
         assert twinpath("logits", *small, *image, *tokens, "--out", tmp_path / "b.npy").status == 0
         assert np.load(tmp_path / "a.npy").tobytes() == np.load(tmp_path / "b.npy").tobytes()
 
+    def test_a_file_that_holds_both(self, twinpath, folder, tmp_path):
+        """As Ollama's: no --mmproj, and no word of tensors that nobody reads."""
+        text = quant.open_gguf(folder / "e2b" / "model.gguf")
+        both = quant.open_gguf(folder / "e2b" / "tiny-mmproj-F32.gguf")
+        keys = {k.replace("clip.", "gemma4.", 1): v for k, v in both.metadata.items() if k[:5] == "clip."}
+        tensors = dict(text.tensors) | dict(both.tensors)
+        path = quant.write_gguf(tmp_path / "both.gguf", dict(text.metadata) | keys, tensors)[0]
+        words = ("--backend", "ref", "--image-tokens", 70, "--image", folder / "photo.png", "--max-tokens", 3)
+        apart, joined = (twinpath("--model", m, *words) for m in (folder / "e2b" / "model.gguf", path))
+        assert joined == (0, apart.out, "") and "tiny-mmproj" in apart.err
+
     def test_statistics_and_notes(self, twinpath, folder, small):
         outcome = twinpath(
             *small, "--image", folder / "photo.png", "--audio", folder / "long.wav", "--context", 512,
@@ -130,6 +148,11 @@ class TestAnswers:
         lines = [line.split("media    ")[1] for line in outcome.err.splitlines() if line[:5] == "media"]
         assert "photo.png: 63 soft tokens, decoded in" in lines[0] and "encoded in" in lines[0]
         assert "talk.wav: 3 soft tokens" in lines[1]
+
+    def test_what_takes_long_is_said(self, twinpath, folder, large, monkeypatch):
+        monkeypatch.setattr("fastpath.cli.media.SILENT_S", 0.001)
+        outcome = twinpath(*large, "--image", folder / "photo.png", "--max-tokens", 1)
+        assert outcome.err.endswith("photo.png: 63 soft tokens\n") and outcome.err.startswith("encoding ")
 
     def test_a_sound_that_is_cut_is_said(self, fault, twinpath, folder, small):
         outcome = twinpath(*small, "--audio", folder / "long.wav", "--max-tokens", 1)
