@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +81,26 @@ def sound(seconds: float) -> np.ndarray:
     return (0.4 * tone + 0.05 * np.random.default_rng(0).standard_normal(len(t))).astype(np.float32)
 
 
+def _encode(encode, config, weights, x, ops):
+    return encode(ops, config, weights, x)
+
+
 def tests(media: Media, n_tokens: list[int], seconds: list[float]) -> list[Encoding]:
     found = []
     for n in n_tokens:
-        config, weights = media.need_vision()
+        vision, weights = media.need_vision()
         canvas = picture(n)
-        count = canvas.shape[0] * canvas.shape[1] // (config.patch * config.pool) ** 2
-        found.append(Encoding(
-            f"image of {count}", count,
-            lambda ops, c=config, w=weights, x=canvas: encode_image(ops, c, w, x),
-        ))  # fmt: skip
+        count = canvas.shape[0] * canvas.shape[1] // (vision.patch * vision.pool) ** 2
+        found.append(
+            Encoding(f"image of {count}", count, partial(_encode, encode_image, vision, weights, canvas))
+        )
     for s in seconds:
-        config, weights = media.need_audio()
+        audio, weights = media.need_audio()
         samples = sound(s)
-        count = len(encode_audio(ops_for("cpu"), config, weights, samples))
-        found.append(Encoding(
-            f"audio of {s:g} s", count,
-            lambda ops, c=config, w=weights, x=samples: encode_audio(ops, c, w, x),
-        ))  # fmt: skip
+        count = len(encode_audio(ops_for("cpu"), audio, weights, samples))
+        found.append(
+            Encoding(f"audio of {s:g} s", count, partial(_encode, encode_audio, audio, weights, samples))
+        )
     return found
 
 

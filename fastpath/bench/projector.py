@@ -128,5 +128,7 @@ def write(size: str, recipe: str, path: Path) -> None:
             base = planned[0].removesuffix(".weight")
             for name in ("input", "output"):
                 for end, bound in (("min", -BOUND), ("max", BOUND)):
-                    found.append(QTensor.from_array(np.float32([bound]), "F32", f"{base}.{name}_{end}"))
+                    found.append(
+                        QTensor.from_array(np.array([bound], np.float32), "F32", f"{base}.{name}_{end}")
+                    )
     write_gguf(path, metadata(width, size, recipe), found)
