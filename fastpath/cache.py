@@ -67,10 +67,12 @@ class KVCache:
         self.dtypes = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
         self.slots = min(FIRST_SLOTS, round_up(capacity, STEP))
         self.n_growths = 0
-        self._pairs = {layer.index: self._allocate(layer) for layer in config.layers if layer.owns_kv}
+        self._pairs = {
+            layer.index: self._allocate(layer, self.slots) for layer in config.layers if layer.owns_kv
+        }
 
-    def _allocate(self, layer) -> tuple[np.ndarray, np.ndarray]:
-        k_shape, v_shape = _shapes(layer, self.n_seqs, self.slots, self.chunk)
+    def _allocate(self, layer, slots: int) -> tuple[np.ndarray, np.ndarray]:
+        k_shape, v_shape = _shapes(layer, self.n_seqs, slots, self.chunk)
         return zeros(k_shape, self.dtypes[0]), zeros(v_shape, self.dtypes[1])
 
     def layer(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,25 +102,30 @@ class KVCache:
             )
 
     def reserve(self, n_positions: int) -> None:
-        """Makes room for positions 0 .. n_positions - 1; doubles, so that growing costs O(1) per token."""
+        """Makes room for positions 0 .. n_positions - 1; doubles, so that growing costs O(1) per token.
+
+        An interrupt in the middle leaves some layers larger than `slots` says, which is as good as before:
+        the next call goes on from there.  Recorded programs are told first, since they hold old arrays.
+        """
         assert n_positions <= self.capacity, f"{n_positions} positions in a cache of {self.capacity}"
         if n_positions <= self.slots:
             return
         slots = self.slots
         while slots < n_positions:
             slots *= 2
-        self.slots = min(slots, round_up(self.capacity, STEP))
+        slots = min(slots, round_up(self.capacity, STEP))
         self.n_growths += 1
         for layer in self.config.layers:
             if layer.owns_kv:
-                self._grow(layer)
+                self._grow(layer, slots)
+        self.slots = slots
 
-    def _grow(self, layer) -> None:
+    def _grow(self, layer, slots: int) -> None:
         old_k, old_v = self._pairs[layer.index]
         n_blocks = old_k.shape[2]
-        if layer_slots(layer.window, self.slots, self.chunk) == n_blocks * STEP:
+        if layer_slots(layer.window, slots, self.chunk) <= n_blocks * STEP:
             return
-        k, v = self._allocate(layer)
+        k, v = self._allocate(layer, slots)
         k[:, :, :n_blocks], v[:, :, :n_blocks] = old_k, old_v
         self._pairs[layer.index] = k, v
 

@@ -4,6 +4,7 @@ Its specification is one sentence: how a sequence is cut into calls, what it is 
 threads run never changes a byte of its logits.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -67,6 +68,7 @@ class Engine:
         self._largest_call = max(self.chunk, min(largest_image, self.context_len) if self.whole_images else 0)
         self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
         self.cache = self._new_cache(n_seqs, dtype)
+        self._one_at_a_time = threading.RLock()  # threads may share an engine, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)
@@ -129,6 +131,10 @@ class Engine:
         Returns:
             f32[M, V] in the order of the pieces
         """
+        with self._one_at_a_time:
+            return self._extend(pieces, rows, trace, soft)
+
+    def _extend(self, pieces, rows, trace, soft) -> np.ndarray:
         for lane, ids in pieces:
             self.check_room(len(ids), lane)
             self.model.check_ids(ids)
@@ -176,7 +182,8 @@ class Engine:
             raise ValueError("the prompt has no tokens. Give at least one.")
         self.check_room(len(ids), lane)
         cuts = self.plan(len(ids), lane=lane, soft=soft)
-        self.cache.reserve(len(self.tokens[lane]) + len(ids))
+        with self._one_at_a_time:
+            self.cache.reserve(len(self.tokens[lane]) + len(ids))
         for start, stop in cuts:
             wanted: LogitRows = "last" if stop == len(ids) else "none"
             logits = self.extend([(lane, ids[start:stop])], wanted, soft={lane: soft})
