@@ -414,8 +414,10 @@ atexit.register(_settle)
 
 
 def _forget():
+    """A forked child has no workers: it starts its own, as many."""
     global _pool
-    _pool = None  # a forked child has no workers; it starts its own
+    if _pool is not None:
+        _pool = Pool(_pool.n_workers + 1)
 
 
 if hasattr(os, "register_at_fork"):

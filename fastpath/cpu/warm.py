@@ -55,7 +55,8 @@ def warm(plan, report=None) -> int:
     report(i, n, name) is called before each compilation, i of n; never when all come from the cache.
     """
     stored = kernel_cache.stored()
-    missing = [kernel for kernel in plan if kernel.name not in stored and not kernel.is_loaded]
+    new = [kernel for kernel in plan if not kernel.is_loaded]
+    missing = [kernel for kernel in new if kernel.name not in stored]
     for i, kernel in enumerate(missing):
         if report:
             report(i + 1, len(missing), kernel.function.__name__.strip("_"))
@@ -63,4 +64,4 @@ def warm(plan, report=None) -> int:
     for kernel in plan:
         kernel.load()
     threads.load()
-    return len(missing)
+    return sum(not kernel.was_cached for kernel in new)  # files that were damaged count

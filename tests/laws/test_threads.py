@@ -1,6 +1,7 @@
 """Jobs of many steps: each sees all of the one before, whoever computes what, and no thread is waited for."""
 
 import ctypes
+import os
 import threading
 
 import numpy as np
@@ -186,3 +187,15 @@ def test_no_more_threads_than_scratch_was_made_for(n_threads):
         seen[:] = -1
         recorded.replay()
         assert set(seen) <= {0, 1}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_computes_on_as_many_threads(n_threads):
+    n_threads(1)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, b"%d" % threads.num_threads())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 10) == b"1"
