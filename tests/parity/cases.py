@@ -56,9 +56,10 @@ def bind(op, place, *args):
 
 def forms(weight, place):
     """(name, weight) as in the file and as packed, each in its place."""
-    yield "rows", QTensor(weight.format, weight.shape, place(weight.data), weight.name)
+    rows = QTensor(weight.format, weight.shape, place(weight.data), weight.name)
+    yield "rows", rows
     memory = place(aligned(packing.packed_bytes(weight)))
-    packing.pack(weight, memory)
+    packing.pack(rows, memory)
     yield "packed", packing.PackedTensor(weight.format, weight.shape, memory, weight.name)
 
 
