@@ -6,7 +6,8 @@ runs in the sandbox of template_sandbox.py on messages that messages.py has brou
 Ids are made so that only the template's own markers become marker tokens.  `<turn|>` in the text of a user is
 fenced before the template sees it: a character that occurs nowhere else is put behind its `<`.  The tokenizer
 reads markers first, then drops the fences, then encodes the text between two markers in one piece, so that
-merges reach across from template to user text.
+merges reach across from template to user text.  Answers whose generated ids are known stand there with just
+these (splice.py).
 """
 
 import re
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.frontend.media_prompt import MediaPart, expand
-from refimpl.frontend.messages import map_strings, normalize_messages, normalize_tools
+from refimpl.frontend.messages import Message, map_strings, normalize_messages, normalize_tools
+from refimpl.frontend.splice import Written, cut, with_marks
 from refimpl.frontend.tokenizer import Tokenizer, unused_character
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ MAX_SECONDS = 1.5
 SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us for a pair
 _OPEN_MODEL_TURN = "<|turn>model\n"
 _CLOSED_TURN = "<turn|>\n"
+_OPEN_THOUGHT = "<|channel>thought\n"
+_EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 _ASKS_FOR_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]""")
 
 
@@ -90,19 +94,60 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
         media: Sequence[MediaPart] = (),
+        generated: Mapping[int, Written] | None = None,
+        continue_final: bool = False,
     ) -> list[int]:
         """The prompt as token ids: one BOS in front, and no markers but the template's own.
 
-        media  what stands in the places of images, sounds and videos, in order; without any the template's
-               placeholders stay, one token each
+        media           what stands in the places of images, sounds and videos, in order; without any the
+                        template's placeholders stay, one token each
+        generated       ids of assistant's messages, by index: they stand in place of the ids of the text
+        continue_final  the last message is the beginning of the answer (its thoughts, text, or both), which
+                        the model goes on with
         """
-        variables = self._variables(messages, tools)
-        fence = unused_character([self.source, *_strings_in(variables)])
-        fenced = map_strings(variables, _fencer(tokenizer.markers, fence))
-        text = self._render(fenced, thinking, add_generation_prompt, extra)
-        if media:
-            text = expand(text, media)  # the markers in users' texts are fenced: these are the template's
-        return tokenizer.encode(text, add_bos=True, parse_special=True, fence=fence)
+        head, final = self._without_final(messages) if continue_final else (messages, None)
+        variables = self._variables(head, tools)
+        strings = [self.source, *_strings_in([variables, extra or {}, final])]
+        fence = unused_character(strings)
+        mark = unused_character([*strings, fence])
+        fenced = _fencer(tokenizer.markers, fence)
+
+        def text_of(variables: dict[str, Any]) -> str:
+            free = map_strings(extra or {}, fenced)
+            text = self._render(map_strings(variables, fenced), thinking, add_generation_prompt, free)
+            if final is not None:
+                text = _begun(text, map_strings(final, fenced))
+            # the markers in users' texts are fenced: these are the template's
+            return expand(text, media) if media else text
+
+        pieces: list[str | list[int]] | set[int] = set()
+        written = dict(generated or {})
+        while written and isinstance(pieces, set):
+            text = text_of(self._variables(with_marks(head, written, tokenizer, mark), tools))
+            pieces = cut(text, head, written, tokenizer, mark)
+            if isinstance(pieces, set):
+                written = {k: answer for k, answer in written.items() if k not in pieces}
+        if isinstance(pieces, set):
+            pieces = [text_of(variables)]
+
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                ids += tokenizer.encode(piece, add_bos=not ids, parse_special=True, fence=fence)
+            else:
+                ids += piece
+        return ids
+
+    def _without_final(self, messages: Any) -> tuple[Any, Message | None]:
+        """The messages before the last, and the last one in plain form: the beginning of an answer."""
+        *head, last = messages if isinstance(messages, list | tuple) and messages else [None]
+        [final] = normalize_messages([last], null=None, fold_results=False)
+        if final["role"] != "assistant" or final.get("tool_calls"):
+            raise ValueError(
+                f"messages[{len(head)}]: role {final['role']}, {len(final.get('tool_calls', ()))} calls; expected "
+                "an assistant's message without calls, whose text the answer goes on with"
+            )
+        return head, final
 
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
         from refimpl.frontend.template_functions import NULL
@@ -128,7 +173,7 @@ class ChatTemplate:
             "bos_token": self._bos,
             "eos_token": self._eos,
             "small_family": self._small_family,
-            **(extra or {}),
+            **{key: value for key, value in (extra or {}).items() if key not in ("bos_token", "eos_token")},
             **variables,
         }
         seconds = MAX_SECONDS + SECONDS_PER_PAIR * len(variables["messages"]) ** 2
@@ -146,6 +191,17 @@ class ChatTemplate:
             # llama.cpp adds it too (common/parsers/gemma4.cpp).
             text += _OPEN_MODEL_TURN
         return text
+
+
+def _begun(text: str, final: Message) -> str:
+    """A prompt that ends in the beginning of the answer: thoughts, text, or closed thoughts and text."""
+    content, thought = final["content"], final.get("reasoning_content") or final.get("reasoning") or ""
+    if not isinstance(content, str):
+        raise ValueError("messages: the answer to go on with has media, expected text")
+    if thought:
+        text = text.removesuffix(_EMPTY_THOUGHT).removesuffix(_OPEN_THOUGHT) + _OPEN_THOUGHT + thought
+        return text + (f"\n<channel|>{content}" if content else "")
+    return text + ("<channel|>" if content and text.endswith(_OPEN_THOUGHT) else "") + content
 
 
 @cache

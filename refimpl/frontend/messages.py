@@ -12,13 +12,14 @@ from typing import Any
 
 Message = dict[str, Any]
 
-_PART_TYPES = {
-    "text": "text", "input_text": "text", "output_text": "text",
+PART_TYPES = {
+    "text": "text", "input_text": "text", "output_text": "text", "refusal": "text",
     "image": "image", "image_url": "image", "input_image": "image",
     "audio": "audio", "input_audio": "audio", "audio_url": "audio",
     "video": "video", "video_url": "video", "input_video": "video",
 }  # fmt: skip
 _ROLES = ("system", "user", "assistant", "tool")
+_OTHER_NAMES = {"developer": "system", "model": "assistant", "function": "tool"}
 _MAX_SCHEMA_DEPTH = 32
 _ANY_TYPE = "string"  # of a schema that allows everything: templates want one type, and a string can hold any
 
@@ -34,7 +35,7 @@ def normalize_messages(
                   for templates that know nothing of messages with role "tool"
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
-        raise ValueError(f"messages: {_shown(messages)}, expected a list with at least one message")
+        raise ValueError(f"messages: {shown(messages)}, expected a list with at least one message")
     plain = [_plain(message, f"messages[{k}]", null) for k, message in enumerate(messages)]
     _pair_results(plain)
     return _folded(plain, fold_results)
@@ -42,21 +43,25 @@ def normalize_messages(
 
 def _plain(message: Any, where: str, null: Any) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{where}: {_shown(message)}, expected an object with a role and a content")
+        raise ValueError(f"{where}: {shown(message)}, expected an object with a role and a content")
     plain = dict(message)
-    plain["role"] = {"developer": "system", "model": "assistant"}.get(plain["role"], plain["role"])
+    plain["role"] = _OTHER_NAMES.get(plain["role"], plain["role"])
     if plain["role"] not in _ROLES:
-        raise ValueError(f"{where}.role: {_shown(plain['role'])}, expected one of {', '.join(_ROLES)}")
+        raise ValueError(f"{where}.role: {shown(plain['role'])}, expected one of {', '.join(_ROLES)}")
     plain["content"] = _content(plain.get("content"), plain["role"], f"{where}.content", null)
     calls = plain.pop("tool_calls", None)
+    if not calls and plain.get("function_call"):  # how the API of 2023 wrote the one call it knew
+        calls = [{"type": "function", "function": plain.pop("function_call")}]
     if calls:
         if not isinstance(calls, list | tuple):
-            raise ValueError(f"{where}.tool_calls: {_shown(calls)}, expected a list")
+            raise ValueError(f"{where}.tool_calls: {shown(calls)}, expected a list")
         plain["tool_calls"] = [
             _tool_call(call, f"{where}.tool_calls[{k}]", null) for k, call in enumerate(calls)
         ]
     if plain["role"] == "assistant":
         plain["content"] = _map_text(plain["content"], strip_thoughts)
+    if plain["role"] == "tool" and plain.get("tool_name") and not plain.get("name"):
+        plain["name"] = plain["tool_name"]  # Ollama's word
     return plain
 
 
@@ -73,9 +78,11 @@ def _content(content: Any, role: str, where: str, null: Any) -> Any:
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         if role == "tool":
             return json.dumps(content, ensure_ascii=False)
-        raise ValueError(f"{where}: {_shown(content)}, expected a string, null or a list of parts")
+        raise ValueError(f"{where}: {shown(content)}, expected a string, null or a list of parts")
     parts = [_part(part, f"{where}[{k}]") for k, part in enumerate(content)]
     if any(part["type"] != "text" for part in parts):
+        if role in ("assistant", "system"):
+            raise ValueError(f"{where}: an image, sound or video; expected those in role user or tool")
         return parts
     texts = [part["text"] for part in parts]
     if role == "tool":
@@ -89,13 +96,14 @@ def _part(part: Any, where: str) -> Message:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in _PART_TYPES:
-        raise ValueError(f"{where}: {_shown(part)}, expected an object with type text, image, audio or video")
-    if _PART_TYPES[kind] != "text":
-        return {"type": _PART_TYPES[kind]}  # templates write a placeholder; the data itself goes another way
-    text = part.get("text", "")
+    if kind not in PART_TYPES:
+        raise ValueError(f"{where}: {shown(part)}, expected an object with type text, image, audio or video")
+    if PART_TYPES[kind] != "text":
+        return {"type": PART_TYPES[kind]}  # templates write a placeholder; the data itself goes another way
+    key = "refusal" if kind == "refusal" else "text"
+    text = part.get(key, "")
     if not isinstance(text, str):
-        raise ValueError(f"{where}.text: {_shown(text)}, expected a string")
+        raise ValueError(f"{where}.{key}: {shown(text)}, expected a string")
     return {"type": "text", "text": text}
 
 
@@ -103,7 +111,7 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(
-            f"{where}: {_shown(call)}, expected an object with function.name and function.arguments"
+            f"{where}: {shown(call)}, expected an object with function.name and function.arguments"
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -114,7 +122,7 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
                 f"{where}.function.arguments: no JSON ({error}), expected a JSON object"
             ) from None
     if not isinstance(arguments, Mapping | None):
-        raise ValueError(f"{where}.function.arguments: {_shown(arguments)}, expected a JSON object")
+        raise ValueError(f"{where}.function.arguments: {shown(arguments)}, expected a JSON object")
     return {**call, "function": {**function, "arguments": _with_null(arguments or {}, null)}}
 
 
@@ -203,7 +211,12 @@ def _folded(messages: list[Message], always: bool) -> list[Message]:
 
 
 def _only_text(content: Any) -> Any:
-    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content
+    if isinstance(content, list) and any(part["type"] != "text" for part in content):
+        raise ValueError(
+            "messages: a tool's result with an image or sound, which this model's template has no place for; "
+            "expected text. Send it in a message of role user after the results"
+        )
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 # -- tools -----------------------------------------------------------------------------------------
@@ -214,18 +227,18 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
     type per schema.
     """
     if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
-        raise ValueError(f"tools: {_shown(tools)}, expected a list of declarations")
+        raise ValueError(f"tools: {shown(tools)}, expected a list of declarations")
     return [_tool(tool, f"tools[{k}]") for k, tool in enumerate(tools or ())]
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where}: {_shown(tool)}, expected an object with function.name")
+        raise ValueError(f"{where}: {shown(tool)}, expected an object with function.name")
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping | None):
         raise ValueError(
-            f"{where}.function.parameters: {_shown(parameters)}, expected a JSON schema (an object)"
+            f"{where}.function.parameters: {shown(parameters)}, expected a JSON schema (an object)"
         )
     plain = {**function, "description": function.get("description") or ""}
     if parameters:
@@ -259,9 +272,9 @@ def _schema(schema: Any, definitions: Mapping[str, Any], depth: int, where: str)
         if properties == []:  # how some languages write an empty object
             properties = {}
         if not isinstance(properties, Mapping):
-            raise ValueError(f"{where}.properties: {_shown(properties)}, expected an object of schemas")
+            raise ValueError(f"{where}.properties: {shown(properties)}, expected an object of schemas")
         schema["properties"] = {
-            key: _schema(value, definitions, depth + 1, f"{where}.properties.{_shown(key)}")
+            key: _schema(value, definitions, depth + 1, f"{where}.properties.{shown(key)}")
             for key, value in properties.items()
         }
     if isinstance(schema.get("items"), Mapping):
@@ -279,7 +292,7 @@ def _resolved(schema: Any, definitions: Mapping[str, Any], where: str) -> dict[s
     for _ in range(_MAX_SCHEMA_DEPTH):
         for key in ("allOf", "anyOf", "oneOf"):
             if merged.get(key) and not isinstance(merged[key], list | tuple):
-                raise ValueError(f"{where}.{key}: {_shown(merged[key])}, expected a list of schemas")
+                raise ValueError(f"{where}.{key}: {shown(merged[key])}, expected a list of schemas")
         if isinstance(merged.get("$ref"), str):
             name = re.sub(r"^#/(\$defs|definitions)/", "", merged.pop("$ref"))
             merged = {**_mapping(definitions.get(name)), **merged}
@@ -344,6 +357,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:77] + "..."

@@ -14,8 +14,10 @@ read as a call is delivered as text, never dropped:
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any, Literal
 
 from refimpl.frontend.tokenizer import Tokenizer
@@ -36,6 +38,7 @@ class Event:
     name       the called tool
     arguments  its arguments
     index      which call of this answer it is, from 0
+    id         of the call, for the message that will bring its result
     """
 
     kind: Kind
@@ -43,6 +46,7 @@ class Event:
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     index: int = 0
+    id: str = ""
 
 
 class OutputParser:
@@ -52,6 +56,7 @@ class OutputParser:
                  parser begin
     parse_calls  False where no tools were offered on purpose: what looks like a call is then text
     tools        the declarations, if known: a bare value of a parameter declared as a string is then a string
+    new_id       makes the ids of calls
     n_calls      how many calls were read so far
     n_thought    how many generated tokens belonged to thoughts, markers included
     """
@@ -63,15 +68,18 @@ class OutputParser:
         *,
         parse_calls: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        new_id: Callable[[], str] = lambda: f"call_{token_hex(12)}",
     ):
         self._tokenizer = tokenizer
         self._parse_calls = parse_calls
         self._tools = tools or ()
+        self._new_id = new_id
         self._stream = tokenizer.stream()
         names = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|turn>")
         self._open, self._close, self._call, self._call_end, self._quote, self._turn = map(
             tokenizer.id_of, names
         )
+        self._spelled = ""  # the end of a text that may become a marker (`push_text`)
         self._state: _State = "content"
         self._outer: Literal["content", "thought"] = "content"  # where `<|channel>` stood
         self._header = ""  # the line after `<|channel>` or `<|turn>`, as far as it has come
@@ -87,7 +95,7 @@ class OutputParser:
         events: list[Event] = []
         if self._state == "end":
             return events
-        in_thought = self._state in ("thought", "header")
+        in_thought = self.in_thought
         if token_id in self._tokenizer.eog_ids:
             self._end(events, by_model=True)
         elif self._state == "call":
@@ -97,12 +105,42 @@ class OutputParser:
             self._push_marker(token_id, events)
         else:
             self._push_text(self._stream.push(token_id), events)
-        self.n_thought += in_thought or self._state in ("thought", "header")
+        self.n_thought += in_thought or self.in_thought
         return events
+
+    @property
+    def in_thought(self) -> bool:
+        """True while a thought is open."""
+        return self._state in ("thought", "header")
+
+    def push_text(self, text: str) -> list[Event]:
+        """The same for an answer of which only the text is known, markers spelled out, in pieces of any size."""
+        text = self._spelled + text
+        markers = [*map(self._tokenizer.piece, sorted(self._tokenizer.eog_ids)), *self._tokenizer.markers]
+        longest = max(map(len, markers)) - 1
+        ends = (text[-n:] for n in range(min(len(text), longest), 0, -1))
+        self._spelled = next((end for end in ends if any(m.startswith(end) and m != end for m in markers)), "")
+        events: list[Event] = []
+        complete = text[: len(text) - len(self._spelled)]
+        for k, piece in enumerate(re.split("(" + "|".join(map(re.escape, markers)) + ")", complete)):
+            marker = self._tokenizer.id_of(piece) if k % 2 else None
+            if marker is None:
+                self._push_plain(piece, events)
+            else:
+                events += self.push(marker)
+        return events
+
+    def _push_plain(self, text: str, events: list[Event]) -> None:
+        if self._state == "call":
+            self._call_parts.append(text)
+        elif self._state != "end":
+            self._push_text(text, events)
 
     def finish(self) -> list[Event]:
         """What is left when no more tokens come: the budget is spent, or generation has ended."""
         events: list[Event] = []
+        self._push_plain(self._spelled, events)
+        self._spelled = ""
         if self._state != "end":
             self._end(events, by_model=False)
         return events
@@ -223,7 +261,7 @@ class OutputParser:
                 events.append(Event("content", text))
         else:
             text = json.dumps(arguments, ensure_ascii=False)
-            events.append(Event("tool_call", text, name, arguments, self.n_calls))
+            events.append(Event("tool_call", text, name, arguments, self.n_calls, self._new_id()))
             self.n_calls += 1
 
     def _end(self, events: list[Event], *, by_model: bool) -> None:

@@ -1,29 +1,35 @@
-"""Logits to the next token: penalties, top-k, top-p, min-p, temperature, a draw keyed by (seed, position).
+"""Logits to the next token: bias, penalties, top-k, top-p, min-p, temperature, a draw keyed by (seed, position).
 
 The steps and their order are those of llama.cpp's default chain (common/common.h `samplers`; we have these):
 
-    1. suppress      tokens that the model file forbids are out
-    2. penalties     on tokens of the history: repetition divides (positive) or multiplies (negative) a logit,
+    1. suppress      tokens that the model file forbids are out, and what a constraint forbids (constraint.py)
+    2. bias          is added to the logits of single tokens
+    3. penalties     on tokens of the history: repetition divides (positive) or multiplies (negative) a logit,
                      then frequency takes off once per occurrence and presence once (llama-sampler.cpp
                      `llama_sampler_penalties_apply`)
-    3. top-k         the k largest stay; equal ones: lower ids first
-    4. top-p         the smallest set of likeliest tokens whose probabilities sum to at least p stays
-    5. min-p         tokens at least min_p times as likely as the likeliest stay
-    6. temperature   logits / temperature, then softmax and one draw
+    4. top-k         the k largest stay; equal ones: lower ids first
+    5. top-p         the smallest set of likeliest tokens whose probabilities sum to at least p stays
+    6. min-p         tokens at least min_p times as likely as the likeliest stay
+    7. temperature   logits / temperature, then softmax and one draw
 
-Steps 3 to 5 look at probabilities before the temperature, as llama.cpp does: a high temperature does not
-bring back what they cut.  Temperature 0 is greedy: the largest logit after step 2, of equal ones the lowest.
+Steps 4 to 6 look at probabilities before the temperature, as llama.cpp does: a high temperature does not
+bring back what they cut.  Temperature 0 is greedy: the largest logit after step 3, of equal ones the lowest.
 
-Everything is float64 on one row, so that the choice does not depend on a batch, a thread or a vector width.
+Probabilities are float64 of one row, so that the choice does not depend on a batch, a thread or a vector
+width.  Logits stay as they come until few are left: comparing them needs no more precision than they have.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 
+from refimpl.frontend.constraint import Constraint
+
 PENALTY_WINDOW = 64  # tokens of history that penalties look at; llama.cpp's penalty_last_n
+MAX_BIASED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class SamplingParams:
     frequency_penalty  0: none; taken off once per occurrence
     penalty_window     how many of the last tokens count as history; 0: none, -1: all
     seed               of the draws
+    choice             which of several answers to one prompt this is: each has draws of its own
+    bias               added to the logits of tokens: pairs (id, number), or a mapping; -inf: never
     """
 
     temperature: float = 0.0
@@ -51,6 +59,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     penalty_window: int = PENALTY_WINDOW
     seed: int = 0
+    choice: int = 0
+    bias: tuple[tuple[int, float], ...] | Mapping[int, float] = ()
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, 0, inf)
@@ -62,10 +72,17 @@ class SamplingParams:
         _check("frequency_penalty", self.frequency_penalty, -inf, inf)
         _check("penalty_window", self.penalty_window, -1, 1 << 31, whole=True)
         _check("seed", self.seed, 0, (1 << 64) - 1, whole=True)
+        _check("choice", self.choice, 0, (1 << 31) - 1, whole=True)
+        object.__setattr__(self, "bias", _checked_bias(self.bias))
 
     @property
     def has_penalties(self) -> bool:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def choices(self, n: int) -> list["SamplingParams"]:
+        """The parameters of `n` answers to one prompt; the first is what it would be alone."""
+        _check("n", n, 1, 1 << 31, whole=True)
+        return [replace(self, choice=k) for k in range(n)]
 
 
 def sample(
@@ -74,26 +91,23 @@ def sample(
     history: np.ndarray | Iterable[int] = (),
     position: int = 0,
     suppress: Iterable[int] = (),
+    constraint: Constraint | None = None,
 ) -> int:
     """The next token.  A pure function: equal arguments give equal tokens, whatever else runs.
 
     Shapes:
-        logits    f[V]    after the soft cap, before anything of this module
-        history   i[...]  ids so far, prompt included; penalties look at the last `params.penalty_window`
-        position  int     of the token that is drawn; with the seed it is the key of the draw
-        suppress  ids that must not come
+        logits      f[V]    after the soft cap, before anything of this module
+        history     i[...]  ids so far, prompt included; penalties look at the last `params.penalty_window`
+        position    int     of the token that is drawn; with the seed it is the key of the draw
+        suppress    ids that must not come
+        constraint  what else must not come; it is asked, and not told what was drawn
     """
-    suppress = tuple(suppress)
-    if params.temperature == 0 and not params.has_penalties:
-        best = _likeliest(logits, suppress)
-        if best is not None:
-            return best
-    scores = _scores(logits, params, history, suppress)
+    row = _prepared(logits, params, history, suppress, constraint)
     if params.temperature == 0:
-        return int(np.argmax(scores))  # NumPy takes the first of equal ones
-    ids, kept = _filtered(scores, params)
+        return row.best()
+    ids, kept = _filtered(row, params)
     cumulative = np.cumsum(np.exp((kept - kept.max()) / params.temperature))
-    draw = uniform(params.seed, position) * cumulative[-1]
+    draw = uniform(params.seed, position, params.choice) * cumulative[-1]
     return int(ids[min(int(np.searchsorted(cumulative, draw, side="right")), len(ids) - 1)])
 
 
@@ -102,16 +116,55 @@ def distribution(
     params: SamplingParams,
     history: np.ndarray | Iterable[int] = (),
     suppress: Iterable[int] = (),
+    constraint: Constraint | None = None,
 ) -> np.ndarray:
     """f64[V]: the probabilities that `sample` draws from (greedy: one 1)."""
-    scores = _scores(logits, params, history, suppress)
-    probs = np.zeros(len(scores))
+    row = _prepared(logits, params, history, suppress, constraint)
+    probs = np.zeros(len(row.rest))
     if params.temperature == 0:
-        probs[np.argmax(scores)] = 1.0
+        probs[row.best()] = 1.0
     else:
-        ids, kept = _filtered(scores, params)
+        ids, kept = _filtered(row, params)
         probs[ids] = softmax(kept / params.temperature)
     return probs
+
+
+# -- log-probabilities -----------------------------------------------------------------------------
+
+
+class Logprob(NamedTuple):
+    """How likely the model found a token, before this module's steps.
+
+    logprob  natural logarithm of its probability
+    top      the likeliest tokens at its place with theirs, likeliest first, of equal ones the lower id
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def logprob_of(logits: np.ndarray, token: int, n_top: int = 0) -> Logprob:
+    """Of one row f[V], after the soft cap."""
+    logits = np.asarray(logits)
+    if logits.ndim != 1 or not 0 <= token < len(logits):
+        raise ValueError(f"logprob: token {token}, logits {logits.shape}, expected a token of one row f[V]")
+    largest = float(logits.max())
+    total = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
+    top = _largest(logits, n_top) if n_top > 0 else ()
+    return Logprob(int(token), float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
+
+
+def prompt_logprobs(rows: np.ndarray, ids: Sequence[int], n_top: int = 0) -> list[Logprob | None]:
+    """Of a prompt's tokens: None for the first, which nothing predicts.
+
+    Shapes:
+        rows  f[T, V]  logits at the prompt's positions; the last row (of the token to come) may be missing
+        ids   i[T]
+    """
+    if len(ids) - 1 > len(rows) or len(rows) > len(ids):
+        raise ValueError(f"prompt logprobs: {len(rows)} rows of logits for {len(ids)} tokens, expected one each")
+    return [None, *(logprob_of(row, token, n_top) for row, token in zip(rows, ids[1:], strict=False))][: len(ids)]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -128,72 +181,131 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return np.exp(log_softmax(logits))
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that belongs to (seed, position): Philox is a function of key and counter, with no
-    state to carry.
+def uniform(seed: int, position: int, choice: int = 0) -> float:
+    """A number in [0, 1) that belongs to (seed, choice, position): Philox is a function of key and counter, with
+    no state to carry.
     """
-    key, counter = np.array([seed, 0], np.uint64), np.array([0, 0, 0, position], np.uint64)
+    key, counter = np.array([seed, choice], np.uint64), np.array([0, 0, 0, position], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-def _likeliest(logits: np.ndarray, suppress: tuple[int, ...]) -> int | None:
-    """The largest of the logits as they are, if that is the answer: one pass instead of ten."""
-    logits = np.asarray(logits)
-    if logits.ndim != 1 or not len(logits) or not _all_finite(logits):
-        return None
-    best = int(np.argmax(logits))
-    return None if best in suppress else best
+# -- steps 1 to 3 ----------------------------------------------------------------------------------
 
 
-def _all_finite(x: np.ndarray) -> bool:
-    """Maximum and minimum pass NaN on, and are cheaper than a look at each number."""
-    return bool(np.isfinite(x.max()) and np.isfinite(x.min()))
+class _Row(NamedTuple):
+    """Logits after steps 1 to 3: a row, and the few of it that are not what they were.
+
+    rest     f[V]    the logits as they came; -inf where one is forbidden, or changed
+    changed  i64[C]  ids whose logits bias and penalties have changed, in order
+    scores   f64[C]  and to what
+    """
+
+    rest: np.ndarray
+    changed: np.ndarray
+    scores: np.ndarray
+
+    def best(self) -> int:
+        """The largest, of equal ones the lowest id."""
+        first = int(np.argmax(self.rest))  # NumPy takes the first of equal ones
+        if not len(self.changed):
+            return first
+        k = int(np.argmax(self.scores))
+        of_rest, of_changed = (float(self.rest[first]), -first), (float(self.scores[k]), -int(self.changed[k]))
+        return -max(of_rest, of_changed)[1]
+
+    def largest(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, f64 scores) of the `n` largest above -inf, sorted; of equal ones the lower ids first."""
+        ids = _largest(self.rest, n)
+        scores = self.rest[ids].astype(np.float64)
+        if len(self.changed):
+            ids, scores = np.concatenate([ids, self.changed]), np.concatenate([scores, self.scores])
+            order = np.lexsort((ids, -scores))[:n]
+            ids, scores = ids[order], scores[order]
+        return ids, scores
+
+    def all(self) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, f64 scores) of all above -inf, by id."""
+        scores = self.rest.astype(np.float64)
+        scores[self.changed] = self.scores
+        ids = np.flatnonzero(scores > -inf)
+        return ids, scores[ids]
 
 
-def _scores(
-    logits: np.ndarray, params: SamplingParams, history: np.ndarray | Iterable[int], suppress: Iterable[int]
-) -> np.ndarray:
-    """f64[V]: steps 1 and 2."""
-    scores = np.array(logits, np.float64)
-    if scores.ndim != 1 or not len(scores):
-        raise ValueError(f"logits: shape {scores.shape}, expected one row f[V]")
-    if not _all_finite(np.asarray(logits)):
-        bad = int(np.flatnonzero(~np.isfinite(scores))[0])
+def _prepared(
+    logits: np.ndarray,
+    params: SamplingParams,
+    history: np.ndarray | Iterable[int],
+    suppress: Iterable[int],
+    constraint: Constraint | None,
+) -> _Row:
+    """Steps 1 to 3."""
+    row = np.asarray(logits)
+    if row.dtype not in (np.float32, np.float64):
+        row = row.astype(np.float64)
+    if row.ndim != 1 or not len(row):
+        raise ValueError(f"logits: shape {row.shape}, expected one row f[V]")
+    if not (np.isfinite(row.max()) and np.isfinite(row.min())):  # both pass NaN on
+        bad = int(np.flatnonzero(~np.isfinite(row))[0])
         raise ValueError(
-            f"logits[{bad}] is {scores[bad]}, expected finite numbers; the model's weights or a kernel are "
+            f"logits[{bad}] is {row[bad]}, expected finite numbers; the model's weights or a kernel are "
             "broken: compare with --backend ref"
         )
-    if params.has_penalties:
-        _penalize(scores, params, history)
-    forbidden = np.fromiter(suppress, np.int64)
-    if len(forbidden):
-        scores[forbidden[(forbidden >= 0) & (forbidden < len(scores))]] = -inf
-        if scores.max() == -inf:
+    forbidden = _known(np.fromiter(suppress, np.int64), len(row))
+    ids, scores = _changed(row, params, history)
+    if constraint is None and not len(forbidden) and not len(ids):
+        return _Row(row, ids, scores)
+    row = row.copy()
+    row[forbidden] = -inf
+    if constraint is not None:
+        constraint.mask(row, history if isinstance(history, Sequence) else list(history))
+    stay = (row[ids] > -inf) & (scores > -inf)
+    row[ids] = -inf
+    ids, scores = ids[stay], scores[stay]
+    if not len(ids) and row.max() == -inf:
+        if constraint is None:
             raise ValueError(
-                f"suppress: all {len(scores)} tokens of the vocabulary, expected at least one that is left"
+                f"suppress: all {len(row)} tokens of the vocabulary, expected at least one that is left"
             )
-    return scores
+        raise ValueError(
+            f"constraint: all {len(row)} tokens of the vocabulary are forbidden, expected at least one that "
+            "may come next. Its grammar may have no end here, or a bias or the model file forbids what it wants"
+        )
+    return _Row(row, ids, scores)
 
 
-def _penalize(scores: np.ndarray, params: SamplingParams, history: np.ndarray | Iterable[int]) -> None:
-    """Step 2, in place."""
-    recent = history if isinstance(history, np.ndarray | list) else list(history)
-    if params.penalty_window >= 0:
-        recent = recent[len(recent) - min(params.penalty_window, len(recent)) :]
-    past = np.asarray(recent, np.int64)
-    past = past[(past >= 0) & (past < len(scores))]
-    ids, counts = np.unique(past, return_counts=True)
-    seen = scores[ids]
-    seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
-    scores[ids] = seen - counts * params.frequency_penalty - params.presence_penalty
+def _changed(
+    row: np.ndarray, params: SamplingParams, history: np.ndarray | Iterable[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps 2 and 3: (ids in order, f64 scores) of the tokens that bias or penalties change."""
+    past = np.zeros(0, np.int64)
+    if params.has_penalties:
+        recent = history if isinstance(history, np.ndarray | list) else list(history)
+        if params.penalty_window >= 0:
+            recent = recent[len(recent) - min(params.penalty_window, len(recent)) :]
+        past = _known(np.asarray(recent, np.int64), len(row))
+    bias = dict(params.bias)
+    if not len(past) and not bias:
+        return past, np.zeros(0)
+    seen, counts = np.unique(past, return_counts=True)
+    ids = np.union1d(seen, _known(np.fromiter(bias, np.int64), len(row)))
+    scores = row[ids].astype(np.float64) + [bias.get(int(i), 0.0) for i in ids]
+    at = np.searchsorted(ids, seen)
+    hit = scores[at]
+    hit = np.where(hit > 0, hit / params.repeat_penalty, hit * params.repeat_penalty)
+    scores[at] = hit - counts * params.frequency_penalty - params.presence_penalty
+    return ids, scores
 
 
-def _filtered(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Steps 3 to 5: (ids, their scores); sorted, likeliest first and equal ones by id, where a limit needed
-    the order.
-    """
-    ids = _largest(scores, params.top_k) if params.top_k else np.flatnonzero(scores > -inf)
-    kept = scores[ids]
+def _known(ids: np.ndarray, n_vocab: int) -> np.ndarray:
+    return ids[(ids >= 0) & (ids < n_vocab)]
+
+
+# -- steps 4 to 6 ----------------------------------------------------------------------------------
+
+
+def _filtered(row: _Row, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, their scores); sorted, likeliest first and equal ones by id, where a limit needed the order."""
+    ids, kept = row.largest(params.top_k) if params.top_k else row.all()
     if params.top_p < 1:
         nucleus = _nucleus(kept, params.top_p)
         ids, kept = ids[nucleus], kept[nucleus]
@@ -204,24 +316,28 @@ def _filtered(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, n
 
 
 def _largest(scores: np.ndarray, n: int) -> np.ndarray:
-    """Where the `n` largest scores above -inf are, sorted; of equal ones the lower ids."""
-    bound = _at_most_nth(scores, n)
-    ids = np.flatnonzero(scores >= bound if bound > -inf else scores > -inf)
-    if n < len(ids):
-        threshold = np.partition(scores[ids], -n)[-n]
-        ids = ids[scores[ids] >= threshold]  # with ties more than n, until they are sorted
-    return ids[np.argsort(-scores[ids], kind="stable")][:n]
+    """Where the `n` largest scores above -inf are, sorted; of equal ones the lower ids first.
 
-
-def _at_most_nth(scores: np.ndarray, n: int) -> float:
-    """A bound that at least `n` scores reach, and of a vocabulary few more: the n-th largest of the maxima of
-    runs of it. Without it, finding 64 of 262,144 takes 3 ms.
+    Of a vocabulary only the runs are looked into whose maxima can be among the n largest: without this, finding
+    64 of 262,144 takes 3 ms.
     """
     run = len(scores) // max(8 * n, 1)
-    if run < 2:
-        return -inf
-    maxima = scores[: len(scores) // run * run].reshape(-1, run).max(axis=1)
-    return float(np.partition(maxima, -n)[-n])
+    if run >= 2:
+        n_runs = len(scores) // run
+        maxima = scores[: n_runs * run].reshape(n_runs, run).max(axis=1)
+        bound = np.partition(maxima, -n)[-n]
+        runs = np.flatnonzero((maxima >= bound) & (maxima > -inf))
+        places = (runs[:, None] * run + np.arange(run)).ravel()
+        ids = np.concatenate([places, np.arange(n_runs * run, len(scores))])
+        found = scores[ids]
+        ids = ids[(found >= bound) & (found > -inf)]
+    else:
+        ids = np.flatnonzero(scores > -inf)
+    found = scores[ids]
+    if n < len(ids):
+        is_near = found >= np.partition(found, -n)[-n]  # with ties more than n, until they are sorted
+        ids, found = ids[is_near], found[is_near]
+    return ids[np.argsort(-found, kind="stable")][:n]
 
 
 def _nucleus(scores: np.ndarray, top_p: float) -> np.ndarray:
@@ -237,9 +353,21 @@ def _nucleus(scores: np.ndarray, top_p: float) -> np.ndarray:
         n *= 8
 
 
+def _checked_bias(bias: object) -> tuple[tuple[int, float], ...]:
+    pairs = tuple(bias.items()) if isinstance(bias, Mapping) else bias
+    if not isinstance(pairs, tuple | list) or len(pairs) > MAX_BIASED:
+        raise ValueError(f"bias: {type(bias).__name__}, expected at most {MAX_BIASED} pairs of id and number")
+    for pair in pairs:
+        token, value = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
+        _check("bias", token, 0, inf, "token ids", whole=True)
+        if value != -inf:
+            _check(f"bias[{token}]", value, -inf, inf)
+    return tuple((int(token), float(value)) for token, value in sorted(dict(pairs).items()))
+
+
 def _check(
     name: str,
-    value: float,
+    value: object,
     low: float,
     high: float,
     expected: str = "",

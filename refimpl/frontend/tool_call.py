@@ -4,7 +4,7 @@
     pair      = key ":" value
     value     = Q text Q | "{" ... "}" | "[" value {"," value} "]" | bare          Q is the token <|"|>
     bare      = true | false | null | a JSON number, each of its type; anything else is a string without its
-              quotes
+              quotes, or in ' or " instead of them
 
 Slips of models that have one reading are mended: a missing comma after a string, `name(key=value)`, missing
 closers at an end that the model itself has set, one missing Q at the end of a string if exactly one place for
@@ -30,6 +30,7 @@ _KEY_FOLLOWS = re.compile(rf"\s*{_KEY}\s*:")
 _ENDS_WITH_KEY = re.compile(rf",\s*{_KEY}\s*:\s*$")
 _KEY_REACH = 200  # characters before a quote in which such a key is looked for
 _SPACE = re.compile(r"\s*")
+_SINGLE_QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'(?=\s*(?:[,})\]]|$))", re.S)
 _CLOSER = {"{": "}", "(": ")"}
 
 
@@ -157,6 +158,9 @@ class _Parser:
             return self._list(depth + 1)
         if first == '"':
             return self._json_string()
+        if first == "'" and (match := _SINGLE_QUOTED.match(self._text, self._at)):
+            self._at = match.end()
+            return match[1].replace("\\'", "'")
         return self._bare(closer, as_text)
 
     def _string(self) -> str:
@@ -177,7 +181,7 @@ class _Parser:
 
     def _json_string(self) -> str:
         try:
-            value, self._at = json.JSONDecoder().raw_decode(self._text, self._at)
+            value, self._at = json.JSONDecoder(strict=False).raw_decode(self._text, self._at)
         except ValueError:
             raise ToolCallError("a string without end") from None
         return value
