@@ -141,11 +141,11 @@ class ChatTemplate:
     def _without_final(self, messages: Any) -> tuple[Any, Message | None]:
         """The messages before the last, and the last one in plain form: the beginning of an answer."""
         *head, last = messages if isinstance(messages, list | tuple) and messages else [None]
-        [final] = normalize_messages([last], null=None, fold_results=False)
+        [final] = normalize_messages([last or {}], null=None, fold_results=False)
         if final["role"] != "assistant" or final.get("tool_calls"):
             raise ValueError(
-                f"messages[{len(head)}]: role {final['role']}, {len(final.get('tool_calls', ()))} calls; expected "
-                "an assistant's message without calls, whose text the answer goes on with"
+                f"messages[{len(head)}]: role {final['role']}, {len(final.get('tool_calls', ()))} calls; "
+                "expected an assistant's message without calls, whose text the answer goes on with"
             )
         return head, final
 

@@ -1,5 +1,5 @@
-"""Messages, tools and choices as the APIs of Anthropic, Ollama and OpenAI (Responses) spell them -> as the chat
-API of OpenAI does, which is what messages.py reads.
+"""Messages, tools and choices as the APIs of Anthropic, Ollama and OpenAI (Responses) spell them -> as the
+chat API of OpenAI does, which is what messages.py reads.
 
 Nothing is dropped in silence: what has no place in a prompt is a `ValueError` of one line that names the
 field.
@@ -234,9 +234,7 @@ def anthropic_tools(tools: Any) -> list[Message]:
     declared = []
     for k, tool in enumerate(_listed(tools or [], "tools")):
         if not isinstance(tool, Mapping) or tool.get("type", "custom") not in ("custom", None):
-            raise ValueError(
-                f"tools[{k}]: {shown(tool)}, expected a tool with input_schema"
-            )
+            raise ValueError(f"tools[{k}]: {shown(tool)}, expected a tool with input_schema")
         function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
         function |= {"description": tool["description"]} if tool.get("description") else {}
         declared.append({"type": "function", "function": function})

@@ -114,12 +114,14 @@ class OutputParser:
         return self._state in ("thought", "header")
 
     def push_text(self, text: str) -> list[Event]:
-        """The same for an answer of which only the text is known, markers spelled out, in pieces of any size."""
+        """The same for an answer of which only the text is known, markers spelled out, in any pieces."""
         text = self._spelled + text
         markers = [*map(self._tokenizer.piece, sorted(self._tokenizer.eog_ids)), *self._tokenizer.markers]
         longest = max(map(len, markers)) - 1
         ends = (text[-n:] for n in range(min(len(text), longest), 0, -1))
-        self._spelled = next((end for end in ends if any(m.startswith(end) and m != end for m in markers)), "")
+        self._spelled = next(
+            (end for end in ends if any(m.startswith(end) and m != end for m in markers)), ""
+        )
         events: list[Event] = []
         complete = text[: len(text) - len(self._spelled)]
         for k, piece in enumerate(re.split("(" + "|".join(map(re.escape, markers)) + ")", complete)):

@@ -1,4 +1,4 @@
-"""Logits to the next token: bias, penalties, top-k, top-p, min-p, temperature, a draw keyed by (seed, position).
+"""Logits to the next token: penalties, top-k, top-p, min-p, temperature, a draw keyed by (seed, position).
 
 The steps and their order are those of llama.cpp's default chain (common/common.h `samplers`; we have these):
 
@@ -22,7 +22,7 @@ width.  Logits stay as they come until few are left: comparing them needs no mor
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from refimpl.frontend.constraint import Constraint
 
 PENALTY_WINDOW = 64  # tokens of history that penalties look at; llama.cpp's penalty_last_n
 MAX_BIASED = 1 << 16
+COLUMN = 64  # logits of a column in `_largest`
+PIECE = 1 << 14  # logits at a time: their float64 stays in the cache
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,20 @@ def sample(
     row = _prepared(logits, params, history, suppress, constraint)
     if params.temperature == 0:
         return row.best()
+    number = uniform(params.seed, position, params.choice)
+    if not (params.top_k or params.top_p < 1 or params.min_p):
+        return _drawn(row.all(), params.temperature, number)
     ids, kept = _filtered(row, params)
-    cumulative = np.cumsum(np.exp((kept - kept.max()) / params.temperature))
-    draw = uniform(params.seed, position, params.choice) * cumulative[-1]
-    return int(ids[min(int(np.searchsorted(cumulative, draw, side="right")), len(ids) - 1)])
+    return int(ids[_drawn(kept, params.temperature, number)])
+
+
+def _drawn(scores: np.ndarray, temperature: float, number: float) -> int:
+    """Where a number in [0, 1) falls among probabilities laid end to end.  Overwrites the scores."""
+    scores -= scores.max()
+    scores /= temperature
+    cumulative = np.cumsum(np.exp(scores, out=scores), out=scores)
+    end = int(np.searchsorted(cumulative, cumulative[-1]))  # the last that has any probability
+    return min(int(np.searchsorted(cumulative, number * cumulative[-1], side="right")), end)
 
 
 def distribution(
@@ -150,9 +162,12 @@ def logprob_of(logits: np.ndarray, token: int, n_top: int = 0) -> Logprob:
     if logits.ndim != 1 or not 0 <= token < len(logits):
         raise ValueError(f"logprob: token {token}, logits {logits.shape}, expected a token of one row f[V]")
     largest = float(logits.max())
-    total = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
+    pieces = (logits[k : k + PIECE].astype(np.float64) for k in range(0, len(logits), PIECE))
+    total = largest + float(np.log(sum(np.exp(piece - largest).sum() for piece in pieces)))
     top = _largest(logits, n_top) if n_top > 0 else ()
-    return Logprob(int(token), float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top))
+    return Logprob(
+        int(token), float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top)
+    )
 
 
 def prompt_logprobs(rows: np.ndarray, ids: Sequence[int], n_top: int = 0) -> list[Logprob | None]:
@@ -163,8 +178,12 @@ def prompt_logprobs(rows: np.ndarray, ids: Sequence[int], n_top: int = 0) -> lis
         ids   i[T]
     """
     if len(ids) - 1 > len(rows) or len(rows) > len(ids):
-        raise ValueError(f"prompt logprobs: {len(rows)} rows of logits for {len(ids)} tokens, expected one each")
-    return [None, *(logprob_of(row, token, n_top) for row, token in zip(rows, ids[1:], strict=False))][: len(ids)]
+        raise ValueError(
+            f"prompt logprobs: {len(rows)} rows of logits for {len(ids)} tokens, expected one each"
+        )
+    return [None, *(logprob_of(row, token, n_top) for row, token in zip(rows, ids[1:], strict=False))][
+        : len(ids)
+    ]
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -182,8 +201,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def uniform(seed: int, position: int, choice: int = 0) -> float:
-    """A number in [0, 1) that belongs to (seed, choice, position): Philox is a function of key and counter, with
-    no state to carry.
+    """A number in [0, 1) that belongs to (seed, choice, position): Philox is a function of key and counter,
+    with no state to carry.
     """
     key, counter = np.array([seed, choice], np.uint64), np.array([0, 0, 0, position], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
@@ -210,7 +229,10 @@ class _Row(NamedTuple):
         if not len(self.changed):
             return first
         k = int(np.argmax(self.scores))
-        of_rest, of_changed = (float(self.rest[first]), -first), (float(self.scores[k]), -int(self.changed[k]))
+        of_rest, of_changed = (
+            (float(self.rest[first]), -first),
+            (float(self.scores[k]), -int(self.changed[k])),
+        )
         return -max(of_rest, of_changed)[1]
 
     def largest(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -223,12 +245,11 @@ class _Row(NamedTuple):
             ids, scores = ids[order], scores[order]
         return ids, scores
 
-    def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, f64 scores) of all above -inf, by id."""
+    def all(self) -> np.ndarray:
+        """f64[V]: all scores."""
         scores = self.rest.astype(np.float64)
         scores[self.changed] = self.scores
-        ids = np.flatnonzero(scores > -inf)
-        return ids, scores[ids]
+        return scores
 
 
 def _prepared(
@@ -268,7 +289,7 @@ def _prepared(
             )
         raise ValueError(
             f"constraint: all {len(row)} tokens of the vocabulary are forbidden, expected at least one that "
-            "may come next. Its grammar may have no end here, or a bias or the model file forbids what it wants"
+            "may come next. Does its grammar have no end here, or does the model file forbid what it wants?"
         )
     return _Row(row, ids, scores)
 
@@ -287,8 +308,10 @@ def _changed(
     if not len(past) and not bias:
         return past, np.zeros(0)
     seen, counts = np.unique(past, return_counts=True)
-    ids = np.union1d(seen, _known(np.fromiter(bias, np.int64), len(row)))
-    scores = row[ids].astype(np.float64) + [bias.get(int(i), 0.0) for i in ids]
+    ids = np.union1d(seen, _known(np.fromiter(bias, np.int64), len(row))) if bias else seen
+    scores = row[ids].astype(np.float64)
+    if bias:
+        scores += [bias.get(int(i), 0.0) for i in ids]
     at = np.searchsorted(ids, seen)
     hit = scores[at]
     hit = np.where(hit > 0, hit / params.repeat_penalty, hit * params.repeat_penalty)
@@ -305,7 +328,12 @@ def _known(ids: np.ndarray, n_vocab: int) -> np.ndarray:
 
 def _filtered(row: _Row, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
     """(ids, their scores); sorted, likeliest first and equal ones by id, where a limit needed the order."""
-    ids, kept = row.largest(params.top_k) if params.top_k else row.all()
+    if params.top_k:
+        ids, kept = row.largest(params.top_k)
+    else:
+        kept = row.all()
+        ids = np.flatnonzero(kept > -inf)
+        kept = kept[ids]
     if params.top_p < 1:
         nucleus = _nucleus(kept, params.top_p)
         ids, kept = ids[nucleus], kept[nucleus]
@@ -318,17 +346,18 @@ def _filtered(row: _Row, params: SamplingParams) -> tuple[np.ndarray, np.ndarray
 def _largest(scores: np.ndarray, n: int) -> np.ndarray:
     """Where the `n` largest scores above -inf are, sorted; of equal ones the lower ids first.
 
-    Of a vocabulary only the runs are looked into whose maxima can be among the n largest: without this, finding
-    64 of 262,144 takes 3 ms.
+    Of a vocabulary only the few columns of a table are looked into whose maxima can be among the n largest:
+    without this, finding 64 of 262,144 takes 3 ms.
     """
-    run = len(scores) // max(8 * n, 1)
-    if run >= 2:
-        n_runs = len(scores) // run
-        maxima = scores[: n_runs * run].reshape(n_runs, run).max(axis=1)
+    rows = min(len(scores) // max(8 * n, 1), COLUMN)
+    if rows >= 2:
+        columns = len(scores) // rows
+        table = scores[: rows * columns].reshape(rows, columns)
+        maxima = table.max(axis=0)
         bound = np.partition(maxima, -n)[-n]
-        runs = np.flatnonzero((maxima >= bound) & (maxima > -inf))
-        places = (runs[:, None] * run + np.arange(run)).ravel()
-        ids = np.concatenate([places, np.arange(n_runs * run, len(scores))])
+        chosen = np.flatnonzero((maxima >= bound) & (maxima > -inf))
+        ids = (np.arange(rows)[:, None] * columns + chosen).ravel()  # ascending, as equal ones must be
+        ids = np.concatenate([ids, np.arange(rows * columns, len(scores))])
         found = scores[ids]
         ids = ids[(found >= bound) & (found > -inf)]
     else:
@@ -367,7 +396,7 @@ def _checked_bias(bias: object) -> tuple[tuple[int, float], ...]:
 
 def _check(
     name: str,
-    value: object,
+    value: Any,
     low: float,
     high: float,
     expected: str = "",

@@ -6,11 +6,11 @@ The numbers were measured on E4B by the authors of the system description (secti
                    min(64, max_tokens // 4) tokens, at twice that at the latest.  Cut in the middle of a
                    sentence instead, the model went on thinking in its answer.
     thinking on    it ends after exactly `budget` tokens, if there is a budget
-    after a tool's result, thinking off: a `<channel|>` that closes nothing does not come.  The model wrote its
-                   answer, closed a thought it had not opened, and wrote its answer again.
+    after a tool's result, thinking off: a `<channel|>` that closes nothing does not come.  The model wrote
+                   its answer, closed a thought it had not opened, and wrote its answer again.
 
-Tokens of a thought are counted from `<|channel>`, itself the first, or from the first token of the answer where
-the prompt ends inside an open thought.
+Tokens of a thought are counted from `<|channel>`, itself the first, or from the first token of the answer
+where the prompt ends inside an open thought.
 """
 
 from collections.abc import Sequence

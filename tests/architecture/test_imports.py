@@ -19,7 +19,15 @@ MAY_USE = {
 }
 THIRD_PARTY = {
     "quant": {"numpy"},
-    "refimpl": {"numpy", "tokenizers", "jinja2", "imageio", "PIL", "av"},  # all but NumPy in frontend only
+    "refimpl": {
+        "numpy",
+        "tokenizers",
+        "jinja2",
+        "imageio",
+        "PIL",
+        "av",
+        "llguidance",
+    },  # all but NumPy in frontend only
     "fastpath": {"numpy", "numba", "llvmlite"},
 }
 NOUNS = (
@@ -30,7 +38,7 @@ NOUNS = (
     "refimpl.kv_types",
     "refimpl.frontend",
 )
-FRONTEND_ONLY = {"tokenizers", "jinja2", "imageio", "PIL", "av"}
+FRONTEND_ONLY = {"tokenizers", "jinja2", "imageio", "PIL", "av", "llguidance"}
 VERBS_ALLOWED = {"fastpath/backend.py": "refimpl.ops"}  # `--backend ref`
 NEVER = {"torch", "transformers", "gguf", "llama_cpp"}  # oracles are no part of what runs
 

@@ -1,0 +1,317 @@
+"""Answers that keep a form: JSON, a JSON schema, a regular expression, a grammar, calls of declared tools.
+
+The work is done by llguidance (extra `grammar`): it follows the answer's bytes through a grammar and says
+which tokens may come.  Marker tokens never stand for characters there; a grammar that wants one says so.
+
+A grammar sleeps while the model thinks and is armed where the thought ends.  With thinking off it holds from
+the first token on, with thinking on the first token may be the one that opens a thought and nothing else that
+the grammar does not allow.  The grammar of calls that a model makes by itself is armed by `<|tool_call>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from refimpl.frontend.constraint import only
+from refimpl.frontend.dialects import ToolChoice
+from refimpl.frontend.tokenizer import Tokenizer
+from refimpl.frontend.tool_grammar import body_grammar, calls_grammar
+
+MAX_SPACE = 16  # white space between two tokens of JSON: an answer of spaces without end is none
+MAX_SOURCE = 1 << 20
+KEPT_GRAMMARS = 64
+MAX_ROLLBACK = 64  # tokens; drafts are shorter
+# What each byte of a bit mask leaves of eight logits: 0.13 ms a vocabulary, masks of booleans 1.3 ms.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_LIMITS = np.where(_BITS, np.inf, -np.inf).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer, or a call in it, must look like.
+
+    source  in llguidance's form
+    field   what to name in an error
+    holds   for the whole answer, or in each call that the model makes
+    """
+
+    source: str
+    field: str
+    holds: Literal["answer", "call"] = "answer"
+
+
+# -- what clients ask for --------------------------------------------------------------------------
+
+
+def json_schema(schema: Mapping[str, Any] | bool, field: str = "response_format") -> Grammar:
+    """JSON that a schema accepts; `json_schema({"type": "object"})` is any JSON object."""
+    return _grammar({"json_schema": _bounded(schema, field)}, field)
+
+
+def regex(pattern: str, field: str = "regex") -> Grammar:
+    """A text that a regular expression matches from end to end."""
+    return _grammar({"lark_grammar": f"start: TEXT\nTEXT: {_between_slashes(pattern, field)}\n"}, field)
+
+
+def lark(text: str, field: str = "grammar") -> Grammar:
+    """A text of a grammar in Lark's syntax, as llguidance reads it; it may name tokens (`<|tool_call>`)."""
+    return _grammar({"lark_grammar": _checked(text, field)}, field)
+
+
+def gbnf(text: str, field: str = "grammar") -> Grammar:
+    """A text of a grammar in llama.cpp's syntax."""
+    _library()
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return lark(gbnf_to_lark(_checked(text, field)), field)
+    except Exception as error:  # the converter raises anything
+        raise ValueError(f"{field}: no GBNF that can be read ({_line(str(error))})") from None
+
+
+def tool_calls(
+    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, schema: Mapping[str, Any] | None = None
+) -> Grammar | None:
+    """The grammar that a choice of tools asks for, or None where it asks for nothing.
+
+    schema  of an answer in JSON, which is to come where no tool is called
+    """
+    if choice.mode == "none" or (choice.mode == "auto" and not tools):
+        return None if schema is None else json_schema(schema)
+    if choice.mode == "required":
+        if not tools:
+            raise ValueError("tool_choice: required, but there are no tools; expected at least one in tools")
+        source = calls_grammar(tools, name=choice.name, parallel=choice.parallel)
+        return _grammar({"lark_grammar": source}, "tools")
+    if schema is not None:
+        bounded = _bounded(schema, "response_format")
+        source = calls_grammar(tools, parallel=choice.parallel, schema=bounded)
+        return _grammar({"lark_grammar": source}, "response_format")
+    return _grammar({"lark_grammar": body_grammar(tools)}, "tools", "call")
+
+
+def _grammar(grammar: Mapping[str, Any], field: str, holds: Literal["answer", "call"] = "answer") -> Grammar:
+    return Grammar(json.dumps({"grammars": [grammar]}), field, holds)
+
+
+def _bounded(schema: Any, field: str) -> Any:
+    """A schema with the bound of white space."""
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError(f"{field}: {type(schema).__name__}, expected a JSON schema (an object)")
+    options = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_SPACE}}}", "whitespace_flexible": True}
+    return {**schema, "x-guidance": options} if isinstance(schema, Mapping) else schema
+
+
+def _checked(text: Any, field: str) -> str:
+    if not isinstance(text, str) or len(text) > MAX_SOURCE:
+        raise ValueError(f"{field}: {type(text).__name__}, expected at most {MAX_SOURCE} characters of text")
+    return text
+
+
+def _between_slashes(pattern: Any, field: str) -> str:
+    return f"/{_library().regex_to_lark(_checked(pattern, field), use_ascii='')}/"
+
+
+def _line(text: str) -> str:
+    """The first lines of a message, as one."""
+    text = " ".join(text.split("<state>")[0].split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+# -- over one vocabulary ---------------------------------------------------------------------------
+
+
+class Grammars:
+    """Grammars over the vocabulary of one model.
+
+    Setting the vocabulary up takes a second: `prepare` does it in the background, or the first grammar does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._vocabulary: Future[Any] | None = None
+        self._kept: OrderedDict[str, Any] = OrderedDict()  # matchers at their start, by source
+
+    def prepare(self) -> Future[Any]:
+        """Begin, if that has not been done."""
+        if self._vocabulary is None:
+            pool = ThreadPoolExecutor(1, "grammar")
+            self._vocabulary = pool.submit(_vocabulary_of, self._tokenizer)
+            pool.shutdown(wait=False)
+        return self._vocabulary
+
+    def constraint(
+        self, grammar: Grammar, prompt_ids: Sequence[int] = (), *, thinking: bool = False
+    ) -> GrammarConstraint:
+        """A constraint that keeps an answer to a grammar; one that is none is a `ValueError` of one line."""
+        return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar.holds, prompt_ids, thinking)
+
+    def _matcher(self, grammar: Grammar) -> Any:
+        matcher = self._kept.get(grammar.source)
+        if matcher is None:
+            matcher = _library().LLMatcher(self.prepare().result(), grammar.source, log_level=0)
+            if matcher.is_error():
+                problem = _line(matcher.get_error())
+                raise ValueError(f"{grammar.field}: {problem}; expected what llguidance can follow")
+            self._kept[grammar.source] = matcher
+            while len(self._kept) > KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+        return matcher
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ValueError(
+            "grammar: llguidance is not installed, which keeps answers to a form; "
+            "pip install 'twinpath[grammar]'"
+        ) from None
+    return llguidance
+
+
+def _vocabulary_of(tokenizer: Tokenizer) -> Any:
+    ends = sorted(tokenizer.eog_ids)
+    wrapped = _library().TokenizerWrapper(_Vocabulary(tokenizer, ends[0]))
+    return _library().LLTokenizer(wrapped, eos_token=ends)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, end: int):
+        self._tokenizer = tokenizer
+        self.eos_token_id = end
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
+        self.special_token_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_special(i)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+# -- one answer ------------------------------------------------------------------------------------
+
+_State = Literal["name", "thought", "begin", "armed", "free", "end"]
+
+
+class _Step(NamedTuple):
+    """What a token found: the state before it, and the matcher that took it, if one did."""
+
+    state: _State
+    matcher: Any
+    took: bool
+    n_named: int
+
+
+class GrammarConstraint:
+    """A constraint (constraint.py) made by `Grammars.constraint`.
+
+    name     a channel was opened: it must be that of thoughts, or what it says would be part of the answer
+    thought  the grammar sleeps; a thought cannot end the answer, or the answer would have no form
+    begin    as armed, but a thought may open
+    armed    the grammar says what may come
+    free     outside of calls, where only calls have a form
+    end      the answer is over
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        matcher: Any,
+        holds: Literal["answer", "call"],
+        prompt_ids: Sequence[int],
+        thinking: bool,
+    ):
+        self._tokenizer, self._start, self._holds = tokenizer, matcher, holds
+        names = ("<|channel>", "<channel|>", "<|tool_call>", "<|turn>")
+        self._open, self._close, self._call, self._turn = map(tokenizer.id_of, names)
+        self._name, self._n_named = tokenizer.encode("thought\n"), 0  # what follows `<|channel>`
+        self._matcher = matcher.deep_copy()
+        self._state: _State = "free" if holds == "call" else "begin" if thinking else "armed"
+        if holds == "answer" and self._ends_inside(prompt_ids):
+            self._state = "thought"
+        self._specials = np.array([i for i in range(tokenizer.n_vocab) if tokenizer.is_special(i)], np.int64)
+        self._steps: list[_Step] = []
+        self._bits = np.zeros((tokenizer.n_vocab + 31) // 32, np.int32)
+
+    def _ends_inside(self, prompt_ids: Sequence[int]) -> bool:
+        for token in reversed(prompt_ids):
+            if token in (self._open, self._close, self._turn):
+                return token == self._open
+        return False
+
+    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+        if self._state == "end":
+            only(row, self._tokenizer.eog_ids)
+        elif self._state == "name":
+            only(row, [self._name[self._n_named], self._close])
+        elif self._state == "thought":
+            close = row[self._close]
+            row[self._specials[self._specials < len(row)]] = -np.inf
+            row[[i for i in self._tokenizer.eog_ids if i < len(row)]] = -np.inf
+            row[self._close] = close
+        elif self._state != "free":
+            opener = row[self._open] if self._state == "begin" and self._open is not None else None
+            self._apply(row)
+            if opener is not None:
+                row[self._open] = opener
+
+    def _apply(self, row: np.ndarray) -> None:
+        """What the grammar forbids, out of the row."""
+        if self._matcher.is_stopped():
+            only(row, self._tokenizer.eog_ids)
+            return
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise ValueError(f"grammar: {_line(self._matcher.get_error())}; use a simpler grammar")
+        n = min(len(row), self._tokenizer.n_vocab)
+        limits = _LIMITS.take(self._bits.view(np.uint8), axis=0).ravel()
+        np.minimum(row[:n], limits[:n], out=row[:n])
+        row[n:] = -np.inf
+
+    def accept(self, token: int) -> None:
+        before, matcher, took, n_named = self._state, self._matcher, False, self._n_named
+        if token in self._tokenizer.eog_ids:
+            self._state = "end"
+        elif before == "thought":
+            self._state = "armed" if token == self._close else "thought"
+        elif before == "begin" and token == self._open:
+            self._state, self._n_named = "name", 0
+        elif before == "name":
+            self._n_named += 1
+            is_named = self._n_named == len(self._name)
+            self._state = "armed" if token == self._close else "thought" if is_named else "name"
+        elif before == "free":
+            if token == self._call:
+                self._state, self._matcher = "armed", self._start.deep_copy()
+        elif before != "end":
+            took = True
+            if not matcher.consume_token(int(token)):
+                raise ValueError(
+                    f"grammar: token {token} came, which it forbids: {_line(matcher.get_error())}"
+                )
+            self._state = "free" if self._holds == "call" and matcher.is_accepting() else "armed"
+        self._steps.append(_Step(before, matcher, took, n_named))
+        del self._steps[:-MAX_ROLLBACK]
+
+    def rollback(self, n: int) -> None:
+        if n > len(self._steps):
+            raise ValueError(f"rollback: {n} tokens, at most {len(self._steps)} are remembered")
+        for _ in range(n):
+            self._state, self._matcher, took, self._n_named = self._steps.pop()
+            if took and not self._matcher.rollback(1):
+                raise ValueError(f"grammar: {_line(self._matcher.get_error())}")
+
+    def fork(self) -> GrammarConstraint:
+        other = object.__new__(GrammarConstraint)
+        other.__dict__ = {**self.__dict__, "_matcher": self._matcher.deep_copy(), "_steps": []}
+        other._bits = self._bits.copy()
+        return other
