@@ -49,6 +49,7 @@ def generate(
     chunk=512,
     dtype=np.float32,
     activations="float",
+    constraint=None,
 ):
     """Continue a prompt, token by token.
 
@@ -61,6 +62,7 @@ def generate(
         chunk: most tokens of the prompt in one call; it changes memory and time, not the answer
         dtype: precision of activations and cache
         activations: see ops.linear
+        constraint: what else must not come, a Constraint at the beginning of the answer
     Yields:
         token ids, without the one that ends the answer
     """
@@ -81,7 +83,10 @@ def generate(
         logits = run(start, ids[start:stop], "last" if stop == len(ids) else "none")
 
     for _ in range(max_tokens):
-        next_id = sample(logits[0], params, np.array(ids, np.int32), len(ids), model.tokenizer.suppress_ids)
+        suppress = model.tokenizer.suppress_ids
+        next_id = sample(logits[0], params, np.array(ids, np.int32), len(ids), suppress, constraint)
+        if constraint is not None:
+            constraint.accept(next_id)
         if next_id in model.tokenizer.eog_ids:
             return
         yield next_id

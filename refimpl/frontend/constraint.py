@@ -13,7 +13,7 @@ import numpy as np
 class Constraint(Protocol):
     """Follows one answer."""
 
-    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+    def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         """Set to -inf in `row` f[V], in place, what must not come next.
 
         history  all ids so far, prompt included
@@ -43,7 +43,7 @@ class All:
     def __init__(self, *constraints: Constraint):
         self._constraints = constraints
 
-    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+    def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         for constraint in self._constraints:
             constraint.mask(row, history)
 
@@ -68,7 +68,7 @@ class MinTokens:
     def __init__(self, n: int, ends: Iterable[int], n_so_far: int = 0):
         self._n, self._ends, self._n_so_far = n, tuple(ends), n_so_far
 
-    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+    def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._n_so_far < self._n:
             row[[i for i in self._ends if i < len(row)]] = -np.inf
 

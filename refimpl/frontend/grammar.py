@@ -191,7 +191,7 @@ class _Vocabulary:
         self.eos_token_id = end
         self.bos_token_id = tokenizer.bos_id
         self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.n_vocab)]
-        self.special_token_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_special(i)]
+        self.special_token_ids = tokenizer.special_ids
 
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenizer.encode(text)
@@ -238,7 +238,7 @@ class GrammarConstraint:
         self._state: _State = "free" if holds == "call" else "begin" if thinking else "armed"
         if holds == "answer" and self._ends_inside(prompt_ids):
             self._state = "thought"
-        self._specials = np.array([i for i in range(tokenizer.n_vocab) if tokenizer.is_special(i)], np.int64)
+        self._specials = np.array(tokenizer.special_ids, np.int64)
         self._steps: list[_Step] = []
         self._bits = np.zeros((tokenizer.n_vocab + 31) // 32, np.int32)
 
@@ -248,11 +248,11 @@ class GrammarConstraint:
                 return token == self._open
         return False
 
-    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+    def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._state == "end":
             only(row, self._tokenizer.eog_ids)
         elif self._state == "name":
-            only(row, [self._name[self._n_named], self._close])
+            only(row, [i for i in (self._name[self._n_named], self._close) if i is not None])
         elif self._state == "thought":
             close = row[self._close]
             row[self._specials[self._specials < len(row)]] = -np.inf

@@ -16,7 +16,7 @@ read as a call is delivered as text, never dropped:
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Event:
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     index: int = 0
-    id: str = ""
+    id: str = field(default="", compare=False)
 
 
 class OutputParser:

@@ -278,14 +278,14 @@ def _prepared(
     row = row.copy()
     row[forbidden] = -inf
     if constraint is not None:
-        constraint.mask(row, history if isinstance(history, Sequence) else list(history))
+        constraint.mask(row, history if isinstance(history, Sequence | np.ndarray) else list(history))
     stay = (row[ids] > -inf) & (scores > -inf)
     row[ids] = -inf
     ids, scores = ids[stay], scores[stay]
     if not len(ids) and row.max() == -inf:
         if constraint is None:
             raise ValueError(
-                f"suppress: all {len(row)} tokens of the vocabulary, expected at least one that is left"
+                f"suppress: all {len(row)} tokens of the vocabulary (with bias), expected one that is left"
             )
         raise ValueError(
             f"constraint: all {len(row)} tokens of the vocabulary are forbidden, expected at least one that "

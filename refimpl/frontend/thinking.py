@@ -74,7 +74,7 @@ class ThoughtLimits:
     def in_thought(self) -> bool:
         return self._states[-1].is_open
 
-    def mask(self, row: np.ndarray, history: Sequence[int]) -> None:
+    def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         state = self._states[-1]
         if self._close is None:
             return

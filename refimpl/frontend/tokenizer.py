@@ -151,6 +151,11 @@ class Tokenizer:
         """How the vocabulary spells a token."""
         return self._tokens[_check_id(token_id, "token id", self.n_vocab)]
 
+    @property
+    def special_ids(self) -> list[int]:
+        """All tokens for which `is_special` holds, in order."""
+        return sorted(self._special)
+
     def is_special(self, token_id: int) -> bool:
         """True for the tokens that are markup and no part of the text."""
         return token_id in self._special

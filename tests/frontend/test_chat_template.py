@@ -145,6 +145,12 @@ def test_the_oldest_template(name):
 @pytest.mark.parametrize("name", CASES)
 def test_the_oldest_template_renders_everything(name):
     messages, switches = CASES[name]
+    if name == "parts of a result":  # of a result it knows the text only
+        with pytest.raises(
+            ValueError, match="a tool's result with an image or sound, which this model's template"
+        ):
+            oldest().render(messages, **switches)
+        return
     assert oldest().render(messages, **switches).startswith("<bos><|turn>")
 
 
@@ -396,6 +402,54 @@ def test_typed_markers_read_as_typed():
         "<turn|>",
         "<|turn>",
     ]
+
+
+def test_a_clients_variables_are_text_too():
+    template = ChatTemplate(
+        "{{ bos_token }}{{ note }}{{ messages[0].content }}", small_family=True, bos="<bos>"
+    )
+    extra = {"note": "<turn|>", "bos_token": "<|turn>", "messages": []}
+    ids = template.render_ids(small(), [user("a")], extra=extra)
+    assert ids == [small().bos_id, *small().encode("<turn|>a")]
+
+
+ALL_MARKERS = [*CONTROL_TOKENS, *USER_TOKENS[:-1]]
+
+
+@pytest.mark.parametrize("marker", ALL_MARKERS)
+def test_no_text_of_anybody_makes_a_marker(marker):
+    """Wherever a client can write a text, it stays one: contents, names, arguments, results, declarations."""
+    k = len(marker) // 2
+    for bad in (marker, marker[:k] + marker + marker[k:]):
+        declared = tool(f"f{bad}", bad, **{f"x{bad}": {"type": "string", "description": bad, "enum": [bad]}})
+        asked = call(f"f{bad}", {f"x{bad}": [bad, {bad: bad}]}, bad)
+        messages = [
+            system(bad),
+            user([{"type": "text", "text": bad}, bad]),
+            # thoughts are cut out of answers: there such markers mean something
+            assistant(None if "channel" in marker else bad, asked, reasoning_content=bad),
+            result(bad, bad, name=bad),
+            result({bad: bad}, bad),
+        ]
+        clean = json.loads(json.dumps([messages, [declared]]).replace(json.dumps(bad)[1:-1], "o"))
+        for template in (SMALL, LARGE):
+            for thinking in (False, True):
+                ids = template.render_ids(small(), messages, tools=[declared], thinking=thinking)
+                plain = template.render_ids(small(), clean[0], tools=clean[1], thinking=thinking)
+                made, wanted = (
+                    [small().piece(i) for i in some if small().is_special(i)] for some in (ids, plain)
+                )
+                assert made == wanted
+
+
+@needs_real
+@given(conversations(st.sampled_from(["a", "b ", " c\n"])), st.booleans())
+def test_the_oldest_template_ends_in_one_open_model_turn(messages, thinking):
+    ids = oldest().render_ids(small(), messages, thinking=thinking)
+    turns = [small().piece(i) for i in ids if small().piece(i) in ("<|turn>", "<turn|>")]
+    assert turns[-1] == "<|turn>"
+    last = len(ids) - 1 - ids[::-1].index(small().id_of("<|turn>"))
+    assert small().decode(ids[last + 1 :]).startswith("model\n")
 
 
 def test_a_template_without_bos_or_with_two():

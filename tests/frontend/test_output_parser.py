@@ -3,6 +3,7 @@ matter.
 """
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -68,6 +69,15 @@ CALLS = {
     "f{a:1}": ("f", {"a": 1}),
     ":f{a:1}": ("f", {"a": 1}),
     'call:größe{é:<|"|>ü<|"|>}': ("größe", {"é": "ü"}),
+    "call:f{a:'b c',d:[ 'e, f' ,'']}": ("f", {"a": "b c", "d": ["e, f", ""]}),
+    "call:f{a:'it\\'s'}": ("f", {"a": "it's"}),
+    "call:f{a:it's,b:'s}": ("f", {"a": "it's", "b": "'s"}),  # apostrophes, not quotes
+    'call:f{a:"line\nline"}': ("f", {"a": "line\nline"}),
+    "call:f{k:INV-472,p:src/main.py,l:[INV-1, INV-2]}": (
+        "f",
+        {"k": "INV-472", "p": "src/main.py", "l": ["INV-1", "INV-2"]},
+    ),
+    "call:amount{orig:1.5e10,n:-7,x:3.14}": ("amount", {"orig": 1.5e10, "n": -7, "x": 3.14}),
 }
 
 UNREADABLE = [
@@ -127,6 +137,16 @@ def test_calls_are_counted_in_the_reply():
         ("f", 1, {"a": 1}),
         ("g", 2, {}),
     ]
+
+
+def test_every_call_has_an_id_of_its_own():
+    text = in_call("call:f{}") * 3
+    first, second = (OutputParser(small()).parse(ids_of(text)) for _ in range(2))
+    assert len({event.id for event in first + second}) == 6
+    assert all(re.fullmatch(r"call_[0-9a-f]{24}", event.id) for event in first)
+    numbered = OutputParser(small(), new_id=iter("abc").__next__).parse(ids_of(text))
+    assert [event.id for event in numbered] == ["a", "b", "c"]
+    assert [event.id for event in OutputParser(small()).parse(ids_of("the"))] == [""]
 
 
 def test_a_call_without_end_before_the_next():
@@ -280,6 +300,22 @@ ANSWERS = {
     "stray markers": ('a <|"|>b<|"|> <|think|>c<tool_call|>', "", [("content", 'a "b" c')]),
     "spelled markers": ("<end_of_turn> goes on", "", [("content", "<end_of_turn> goes on")]),
     "nothing": ("<turn|>", "<|turn>model\n", []),
+    "everything at the end": (
+        "<|channel>thought\n<channel|>the<|channel>thought\n<channel|><channel|>",
+        "",
+        [("content", "the")],
+    ),
+    "a thought, text and two calls": (
+        "<|channel>thought\na\nb<channel|>the" + in_call("call:f{a:1}") + in_call('call:g{a:<|"|>b<|"|>}'),
+        "",
+        [("thought", "a\nb"), ("content", "the"), ("f", {"a": 1}), ("g", {"a": "b"})],
+    ),
+    "the prompt began the answer": (" c<turn|>", "<|turn>model\nab", [("content", " c")]),
+    "the prompt began the thought": (
+        " b<channel|>c",
+        "<|turn>model\n<|channel>thought\na",
+        [("thought", " b"), ("content", "c")],
+    ),
 }
 
 
@@ -355,6 +391,38 @@ def test_arrival_does_not_matter(pieces, data):
     if "<|tool_call>" not in pieces:  # what cannot be read of a call is shown as it came
         shown = "".join(e.text for e in whole if e.kind != "tool_call")
         assert not any(marker in shown for marker in small().markers)
+
+
+def parser() -> OutputParser:
+    return OutputParser(small(), new_id=lambda: "id")
+
+
+@given(
+    st.lists(st.sampled_from([*PIECES, "<", "<|", "|>", '<|"', "<eos>"]), max_size=14).map("".join), st.data()
+)
+def test_any_pieces_of_a_text_are_read_as_its_tokens(text, data):
+    """The same text, cut anywhere, gives the events that its tokens give."""
+    whole = parser().parse(ids_of(text))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for given_pieces in (pieces, list(text), [text]):
+        reader = parser()
+        events = [event for piece in given_pieces for event in reader.push_text(piece)]
+        assert joined(events + reader.finish()) == whole
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=14), st.sampled_from(["", THOUGHT_PROMPT, "<|turn>model\n"])
+)
+def test_events_are_complete_when_they_come(pieces, prompt):
+    """What was told is never taken back: the events of a beginning are a beginning of the events."""
+    ids = [i for piece in pieces for i in ids_of(piece)]
+    reader = OutputParser(small(), ids_of(prompt), new_id=lambda: "id")
+    told = [event for token in ids for event in reader.push(token)]
+    whole = joined(told + reader.finish())
+    for shown, final in zip(joined(told), whole, strict=False):
+        assert shown.kind == final.kind
+        assert final.text.startswith(shown.text)
 
 
 @given(st.lists(st.sampled_from(["the ", "hello", "\n", " ", "é"]), max_size=8).map("".join))
