@@ -20,14 +20,13 @@ from refimpl.frontend.media_prompt import MediaPart, expand
 from refimpl.frontend.messages import Message, map_strings, normalize_messages, normalize_tools
 from refimpl.frontend.splice import Written, cut, with_marks
 from refimpl.frontend.tokenizer import Tokenizer, unused_character
+from refimpl.frontend.turns import TURN_MARKERS, balanced
 
 if TYPE_CHECKING:
     from refimpl.frontend.template_sandbox import BoundedEnvironment
 
 MAX_SECONDS = 1.5
 SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those before it: 2 us for a pair
-_OPEN_MODEL_TURN = "<|turn>model\n"
-_CLOSED_TURN = "<turn|>\n"
 _OPEN_THOUGHT = "<|channel>thought\n"
 _EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 _ASKS_FOR_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]""")
@@ -57,7 +56,7 @@ class ChatTemplate:
         # Templates that ask for the role "tool" read such messages themselves; the oldest one wants
         # `tool_responses`.
         self._fold_results = "tool_responses" in self.source and not _ASKS_FOR_TOOL_ROLE.search(self.source)
-        self._is_gemma = _CLOSED_TURN.rstrip() in self.source
+        self._is_gemma = all(marker in self.source for marker in TURN_MARKERS)
 
     @cached_property
     def _environment(self) -> "BoundedEnvironment":
@@ -82,7 +81,10 @@ class ChatTemplate:
         thinking  let the model think before it answers
         extra     further variables of the template, such as preserve_thinking
         """
-        return self._render(self._variables(messages, tools), thinking, add_generation_prompt, extra)
+        variables = self._variables(messages, tools)
+        fence = unused_character([self.source, *_strings_in([variables, extra or {}])])
+        given = map_strings([variables, extra or {}], _fencer(TURN_MARKERS, fence))
+        return self._render(given[0], thinking, add_generation_prompt, given[1]).replace(fence, "")
 
     def render_ids(
         self,
@@ -186,11 +188,7 @@ class ChatTemplate:
                 f"{self._name}: {error} (the file's own template did not take these messages: change them, "
                 "use another file, or give a raw prompt, which needs no template)"
             ) from error
-        if add_generation_prompt and self._is_gemma and text.endswith(_CLOSED_TURN):
-            # Published revisions forget the model's turn after a message with calls, results and text.
-            # llama.cpp adds it too (common/parsers/gemma4.cpp).
-            text += _OPEN_MODEL_TURN
-        return text
+        return balanced(text, open_model_turn=add_generation_prompt) if self._is_gemma else text
 
 
 def _begun(text: str, final: Message) -> str:

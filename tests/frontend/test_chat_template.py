@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from refimpl.frontend.chat_template import ChatTemplate
+from refimpl.frontend.turns import balanced
 from tests.frontend.conversations import CASES, WEATHER, assistant, call, result, system, tool, user
-from tests.frontend.vocab import CONTROL_TOKENS, USER_TOKENS, needs_real, real, real_file, small
+from tests.frontend.vocab import CONTROL_TOKENS, REAL, USER_TOKENS, needs_real, real, real_file, small
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_renders.json").read_text(encoding="utf-8"))
 SMALL = ChatTemplate(None, small_family=True, bos="<bos>")
@@ -442,31 +443,64 @@ def test_no_text_of_anybody_makes_a_marker(marker):
                 assert made == wanted
 
 
-@needs_real
-@given(conversations(st.sampled_from(["a", "b ", " c\n"])), st.booleans())
-def test_the_oldest_template_ends_in_one_open_model_turn(messages, thinking):
-    ids = oldest().render_ids(small(), messages, thinking=thinking)
-    turns = [small().piece(i) for i in ids if small().piece(i) in ("<|turn>", "<turn|>")]
-    assert turns[-1] == "<|turn>"
-    last = len(ids) - 1 - ids[::-1].index(small().id_of("<|turn>"))
-    assert small().decode(ids[last + 1 :]).startswith("model\n")
-
-
 def test_a_template_without_bos_or_with_two():
     for source in ("x", "{{ bos_token }}x", "{{ bos_token }}{{ bos_token }}x"):
         template = ChatTemplate(source, small_family=True, bos="<bos>")
         assert template.render_ids(small(), [user("a")]) == [small().bos_id, *small().encode("x")]
 
 
-@given(conversations(st.sampled_from(["a", "b ", " c\n"])), st.booleans(), st.booleans())
-def test_turns_are_balanced(messages, thinking, is_small):
-    text = (SMALL if is_small else LARGE).render(messages, thinking=thinking)
+@given(
+    conversations(st.sampled_from(["", "a", "b ", " c\n"])),
+    st.booleans(),
+    st.sampled_from(["small", "large", "oldest"] if REAL.exists() else ["small", "large"]),
+)
+def test_turns_are_balanced(messages, thinking, family):
+    template = {"small": SMALL, "large": LARGE}.get(family) or oldest()
+    text = template.render(messages, thinking=thinking)
     marks = re.findall(r"<\|turn>|<turn\|>", text)
     opened = marks.pop()  # the model's turn, and open
     assert (opened, marks) == ("<|turn>", ["<|turn>", "<turn|>"] * (len(marks) // 2))
     assert re.search(r"<\|turn>model\n(?!.*<\|turn>)", text, re.S)
     assert all(text[: m.start()].endswith(("<bos>", "<turn|>\n")) for m in re.finditer(r"<\|turn>", text))
     assert text.count("<|tool_call>") == text.count("<tool_call|>") == text.count("<tool_response|>")
+
+
+MODEL = "<|turn>model\n"
+RESULT = '<|tool_call>call:f{}<tool_call|><|tool_response>response:f{value:<|"|><|"|>}<tool_response|>'
+SLIPS = {  # what published templates write in rare conversations -> what they mean
+    "a turn left open before the next": (
+        f"<bos>{MODEL}{RESULT}<|turn>user\nb<turn|>\n{MODEL}",
+        f"<bos>{MODEL}{RESULT}<turn|>\n<|turn>user\nb<turn|>\n{MODEL}",
+    ),
+    "a thought behind a closed turn": (
+        f"<bos>{MODEL}{RESULT}x<turn|>\n<|channel>thought\n",
+        f"<bos>{MODEL}{RESULT}x<turn|>\n{MODEL}<|channel>thought\n",
+    ),
+    "an answer behind a closed turn": (
+        f"<bos>{MODEL}x<turn|>\ny<turn|>\n{MODEL}",
+        f"<bos>{MODEL}x<turn|>\n{MODEL}y<turn|>\n{MODEL}",
+    ),
+    "the model's turn opened again": (
+        f"<bos>{MODEL}{RESULT}{MODEL}{RESULT}",
+        f"<bos>{MODEL}{RESULT}{RESULT}",
+    ),
+    "no turn for the model": (f"<bos>{MODEL}{RESULT}x<turn|>\n", f"<bos>{MODEL}{RESULT}x<turn|>\n{MODEL}"),
+    "a user's turn at the end": ("<bos><|turn>user\na", f"<bos><|turn>user\na<turn|>\n{MODEL}"),
+    "a close of nothing": (f"<bos><turn|>\n{MODEL}", f"<bos>{MODEL}"),
+    "no newline": (f"<bos><|turn>user\na<turn|>{MODEL}", f"<bos><|turn>user\na<turn|>{MODEL}"),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_slips_of_templates_are_mended(name):
+    written, meant = SLIPS[name]
+    assert balanced(written, open_model_turn=True) == meant
+    assert balanced(meant, open_model_turn=True) == meant
+    # written by the template they are mended, by a client they are text
+    template = ChatTemplate(written + "{{ note }}", small_family=True, bos="<bos>")
+    assert template.render([user("a")]) == meant
+    typed = ChatTemplate("{# <|turn> <turn|> #}{{ note }}", small_family=True, bos="<bos>")
+    assert typed.render([user("a")], extra={"note": written}, add_generation_prompt=False) == written
 
 
 def test_long_conversations_render():
