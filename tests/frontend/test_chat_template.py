@@ -497,7 +497,7 @@ def test_slips_of_templates_are_mended(name):
     assert balanced(written, open_model_turn=True) == meant
     assert balanced(meant, open_model_turn=True) == meant
     # written by the template they are mended, by a client they are text
-    template = ChatTemplate(written + "{{ note }}", small_family=True, bos="<bos>")
+    template = ChatTemplate("{# <|turn> <turn|> #}" + written + "{{ '' }}", small_family=True, bos="<bos>")
     assert template.render([user("a")]) == meant
     typed = ChatTemplate("{# <|turn> <turn|> #}{{ note }}", small_family=True, bos="<bos>")
     assert typed.render([user("a")], extra={"note": written}, add_generation_prompt=False) == written

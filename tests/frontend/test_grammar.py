@@ -16,7 +16,7 @@ from refimpl.frontend.output_parser import OutputParser
 from refimpl.frontend.sampling import SamplingParams, sample
 from refimpl.frontend.thinking import ThoughtLimits
 from tests.frontend.conversations import TYPES, WEATHER, tool
-from tests.frontend.vocab import small
+from tests.frontend.vocab import needs_real, real, small
 
 GRAMMARS = Grammars(small())
 OPEN, CLOSE, CALL, CALL_END, QUOTE = map(
@@ -188,6 +188,42 @@ def test_faults_are_one_line(message):
         GRAMMARS.constraint(FAULTS[message]())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@needs_real
+def test_the_real_vocabulary():
+    grammars = Grammars(real())
+    assert grammars.prepare() is grammars.prepare()  # in the background, once
+    constraint = grammars.constraint(json_schema(PERSON))
+
+    def may_come() -> set[int]:
+        row = np.zeros(real().n_vocab, np.float32)
+        constraint.mask(row, [])
+        return set(np.flatnonzero(row == 0).tolist())
+
+    begin = may_come()
+    assert real().id_of("\u2581Sure") not in begin
+    assert {real().token_bytes(i) for i in begin} == {b"{", b'{"'}
+    for token in real().encode('{"name": "a'):
+        assert token in may_come()
+        constraint.accept(token)
+    inside = may_come()
+    assert not inside & set(real().special_ids)  # 52 and 101 among them
+    assert real().id_of("\u2581Paris") in inside
+
+
+def test_a_model_answers_in_json():
+    """Not one token of the form is what the model would say; generation ends where the form does."""
+    from fastpath.load import DEMO
+    from refimpl.generate import generate, load
+
+    model = load(DEMO)
+    prompt = model.template.render_ids(model.tokenizer, [{"role": "user", "content": "What is Twinpath?"}])
+    schema = {"type": "object", "properties": {"a": {"enum": [True, "x"]}}, "required": ["a"]}
+    form = json_schema({**schema, "additionalProperties": False})
+    constraint = Grammars(model.tokenizer).constraint(form, prompt)
+    ids = list(generate(model, prompt, max_tokens=80, constraint=constraint))
+    assert json.loads(model.tokenizer.decode(ids))["a"] in (True, "x")
 
 
 # -- thoughts --------------------------------------------------------------------------------------
