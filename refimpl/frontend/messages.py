@@ -59,7 +59,8 @@ def _plain(message: Any, where: str, null: Any) -> Message:
             _tool_call(call, f"{where}.tool_calls[{k}]", null) for k, call in enumerate(calls)
         ]
     if plain["role"] == "assistant":
-        plain["content"] = _map_text(plain["content"], strip_thoughts)
+        content = _map_text(plain["content"], strip_thoughts)
+        plain["content"] = content if not isinstance(content, str) or content.strip() else ""
     if plain["role"] == "tool" and plain.get("tool_name") and not plain.get("name"):
         plain["name"] = plain["tool_name"]  # Ollama's word
     return plain

@@ -8,11 +8,11 @@ lies between.  What it does not show (old thoughts) is cut out of the ids: there
 """
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from json import dumps
+from json import dumps, loads
 from typing import Any
 
 from refimpl.frontend.tokenizer import Tokenizer
@@ -70,37 +70,35 @@ def cut(
     A template may write a message in a form that has no place for its ids: then the indices of these messages
     come back, to be rendered from their text.
     """
-    places: list[tuple[int, int, list[int]]] = []
-    misfits: set[int] = set()
-    for k, answer in written.items():
-        found = list(re.finditer(_place(k, messages[k], mark), text))
-        n_marks = text.count(f"{mark}{k}.")
-        if len(found) != 1 or found[0][0].count(f"{mark}{k}.") != n_marks:
-            misfits.add(k)
-            continue
-        [match] = found
-        is_shown = match["thought"] is not None
-        begin = match.start()
-        if is_shown and answer.in_thought:
-            begin += len(match["opener"])  # the template's own words, which the prompt ended with
-        places.append((begin, match.end(), _shown_ids(answer, is_shown, tokenizer)))
-    if misfits:
-        return misfits
+    found: dict[int, re.Match[str]] = {}
+    n_marks = Counter(map(int, re.findall(rf"{mark}(\d+)\.[tac]{mark}", text)))
+    for match in _places(mark).finditer(text):
+        kinds = re.findall(rf"{mark}(\d+)\.([tac]){mark}", match[0])
+        [k, *others] = {int(k) for k, _ in kinds}
+        n_calls = len(messages[k].get("tool_calls") or ())
+        is_whole = len(kinds) == n_marks[k] and sum(kind == "a" for _, kind in kinds) == n_calls
+        if is_whole and not others:
+            found[k] = match
+    if len(found) < len(written):
+        return written.keys() - found.keys()
+
     pieces: list[str | list[int]] = []
     at = 0
-    for begin, end, ids in sorted(places):
-        pieces += [text[at:begin], ids]
-        at = end
+    for k, match in sorted(found.items(), key=lambda item: item[1].start()):
+        is_shown = match["thought"] is not None
+        begin = match.start()
+        if is_shown and written[k].in_thought:
+            begin += len(match["opener"])  # the template's own words, which the prompt ended with
+        pieces += [text[at:begin], _shown_ids(written[k], is_shown, tokenizer)]
+        at = match.end()
     return [*pieces, text[at:]]
 
 
-def _place(k: int, message: Mapping[str, Any], mark: str) -> str:
-    """What a template writes for a marked message, its turn and results aside."""
-    thought = rf"(?P<thought>(?P<opener><\|channel>thought\n){mark}{k}\.t{mark}\n?<channel\|>)?"
-    n_calls = len(message.get("tool_calls") or ())
-    if not n_calls:
-        return rf"{thought}{mark}{k}\.c{mark}"
-    return rf"{thought}(?:<\|tool_call>call:[^{mark}]*?\{{{mark}{k}\.a{mark}:0\}}<tool_call\|>){{{n_calls}}}"
+def _places(mark: str) -> re.Pattern[str]:
+    """What templates write for marked messages, their turns and results aside."""
+    thought = rf"(?P<thought>(?P<opener><\|channel>thought\n){mark}\d+\.t{mark}\n?<channel\|>)?"
+    call = rf"<\|tool_call>call:[^{mark}{{]*\{{{mark}\d+\.a{mark}:0\}}<tool_call\|>"
+    return re.compile(rf"{thought}(?:{mark}\d+\.c{mark}|(?:{call})+)")
 
 
 def _has_thought(answer: Written, tokenizer: Tokenizer) -> bool:
@@ -179,8 +177,6 @@ def _said(message: Mapping[str, Any]) -> list[Any]:
 
 def _arguments(value: Any) -> Any:
     """As they compare equal however a client spells their JSON."""
-    from json import loads
-
     try:
         return loads(value) if isinstance(value, str) else value
     except ValueError:

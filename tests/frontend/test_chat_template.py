@@ -228,6 +228,13 @@ def test_arguments_as_json_text():
         assert "call:f{}" in SMALL.render([user("a"), assistant(None, call("f", nothing))])
 
 
+def test_an_answer_of_white_space_is_empty():
+    """Templates ask whether there is a text before they trim it."""
+    template = ChatTemplate("{{ 'text' if messages[1].content else 'none' }}", small_family=True, bos="<bos>")
+    for nothing in (" \n", "<|channel>thought\nx<channel|> ", None, ""):
+        assert template.render([user("a"), assistant(nothing)]) == "none"
+
+
 def test_thoughts_are_cut_from_answers_only():
     thought = "<|channel>thought\nsecret<channel|>b"
     assert "secret" not in SMALL.render([user("a"), assistant(thought), user("c")])

@@ -129,6 +129,19 @@ def test_several_answers_and_calls_in_one():
     assert all(got[: len(ids)] == ids for ids in sent)
 
 
+def test_only_some_answers_have_ids():
+    """Calls and texts around it are rendered as ever."""
+    c = [call("f", {"x": k}, str(k)) for k in range(3)]
+    loop = [m for k in range(3) for m in (assistant("the", c[k]), result("ok", str(k)))]
+    messages = [user("a"), *loop, assistant("the"), user("b"), assistant("hello"), user("c")]
+    ids = spelled("the<|tool_call>call:f{x:1}<tool_call|>")
+    got = next_prompt(messages, {3: Written(tuple(ids)), 9: Written(tuple(spelled("hello")))})
+    text = small().decode(got)
+    assert [text.count(f"call:f{{x:{k}}}<tool_call|><|tool_response>") for k in range(3)] == [1, 1, 1]
+    assert any(got[k : k + len(ids)] == ids for k in range(len(got)))
+    assert text.endswith("hello<turn|>\n<|turn>user\nc<turn|>\n<|turn>model\n")
+
+
 def test_results_are_found_by_name():
     calls = [call("f", {"x": 1}), call("g", {})]
     ids = tuple(spelled("<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:g{}<tool_call|>"))
