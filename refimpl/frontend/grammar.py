@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -98,7 +99,11 @@ def tool_calls(
 
 
 def _grammar(grammar: Mapping[str, Any], field: str, holds: Literal["answer", "call"] = "answer") -> Grammar:
-    return Grammar(json.dumps({"grammars": [grammar]}), field, holds)
+    try:
+        source = json.dumps({"grammars": [grammar]})
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{field}: {_line(str(error))}; expected JSON of a few hundred levels") from None
+    return Grammar(_checked(source, field), field, holds)
 
 
 def _bounded(schema: Any, field: str) -> Any:
@@ -139,15 +144,17 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._vocabulary: Future[Any] | None = None
+        self._lock = Lock()
         self._kept: OrderedDict[str, Any] = OrderedDict()  # matchers at their start, by source
 
     def prepare(self) -> Future[Any]:
         """Begin, if that has not been done."""
-        if self._vocabulary is None:
-            pool = ThreadPoolExecutor(1, "grammar")
-            self._vocabulary = pool.submit(_vocabulary_of, self._tokenizer)
-            pool.shutdown(wait=False)
-        return self._vocabulary
+        with self._lock:
+            if self._vocabulary is None:
+                pool = ThreadPoolExecutor(1, "grammar")
+                self._vocabulary = pool.submit(_vocabulary_of, self._tokenizer)
+                pool.shutdown(wait=False)
+            return self._vocabulary
 
     def constraint(
         self, grammar: Grammar, prompt_ids: Sequence[int] = (), *, thinking: bool = False

@@ -91,6 +91,12 @@ class _Grammar:
         self._root: Any = {}
 
     def of(self, functions: Sequence[Mapping[str, Any]], start: str) -> str:
+        try:
+            return self._of(functions, start)
+        except RecursionError:
+            raise ValueError(f"{self._where}: nested too deeply, expected a few hundred levels") from None
+
+    def _of(self, functions: Sequence[Mapping[str, Any]], start: str) -> str:
         bodies = []
         for function in functions:
             self._where = f"tools: {function['name']}"

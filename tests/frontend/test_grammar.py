@@ -165,7 +165,13 @@ def test_other_forms():
     assert [takes(items, text) for text in ("ab,c", "ab,c,e", "ab", "ab,b")] == [True, True, False, False]
 
 
+DEEP: dict = {"type": "null"}
+for _ in range(3000):
+    DEEP = {"type": "array", "items": DEEP}
+
 FAULTS = {
+    "response_format: maximum recursion depth": lambda: json_schema(DEEP),
+    "tools: f: nested too deeply": lambda: tool_calls([tool("f", "d", x=DEEP)], ToolChoice("required")),
     "regex: at ": lambda: regex("a(b"),
     "regex: list, expected": lambda: regex([]),
     "grammar: at 1(8): unknown name": lambda: lark("start: foo"),
