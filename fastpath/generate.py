@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from refimpl.batch import SoftTokens
 from refimpl.frontend.sampling import SamplingParams, sample
 
@@ -15,7 +15,7 @@ from refimpl.frontend.sampling import SamplingParams, sample
 class Generation:
     """The ids of an answer, made while they are read. `reason` is known when they end: "stop" or "length"."""
 
-    engine: Engine
+    engine: Lanes
     prompt_ids: Sequence[int]
     params: SamplingParams
     max_tokens: int
@@ -60,7 +60,7 @@ class Generation:
 
 
 def generate(
-    engine: Engine,
+    engine: Lanes,
     prompt_ids: Sequence[int],
     params: SamplingParams | None = None,
     max_tokens: int = 100,

@@ -27,7 +27,7 @@ class _Recorded:
 
 
 class Replay:
-    """The programs of one engine.
+    """The programs of one set of lanes.
 
     recorder  what the op table records with (fastpath.cpu.program)
     run       (batch, trace) -> logits f32[M, V]: the forward call

@@ -16,7 +16,7 @@ import numpy as np
 from fastpath.bench import profile
 from fastpath.bench.profile import Profiled
 from fastpath.bench.traffic import Call, Watched, totals
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 
 WARM_STEPS = 3  # decode calls before those that are timed; the first may record a program, the cache may grow
 
@@ -74,7 +74,7 @@ def workloads(prompts: list[int], gens: list[int], depths: list[int], n_seqs: li
 class Runner:
     """Runs tests on one engine, whose cache is big enough for all of them."""
 
-    def __init__(self, engine: Engine, *, seed: int = 0):
+    def __init__(self, engine: Lanes, *, seed: int = 0):
         self.engine = engine
         self.rng = np.random.default_rng(seed)
 

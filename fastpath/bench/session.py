@@ -15,7 +15,7 @@ from fastpath.bench.measure import Runner, workloads
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import prepare, say
 from fastpath.cli.stats import own_bytes, peak_bytes
-from fastpath.engine import Engine, default_chunk
+from fastpath.lanes import Lanes, default_chunk
 from fastpath.load import Model, load_model
 from quant import QTensor
 
@@ -77,12 +77,12 @@ def _kv_types(args: Namespace) -> tuple[str, str]:
     return (given, given) if isinstance(given, str) else given
 
 
-def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Engine:
+def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Lanes:
     n = measure.positions(tests)
     most = model.config.context_len
     if n > most:
         raise ValueError(f"bench: {n} positions asked for, but the model was made for {most}. Ask for fewer.")
-    return Engine(
+    return Lanes(
         model,
         ops_for("cpu"),
         context_len=n,

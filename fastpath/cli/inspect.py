@@ -122,7 +122,7 @@ def _print_types(tensors: Mapping[str, Any]) -> None:
 
 def _print_cache(config, context: int, chunk: int | None, kv_type: str | tuple[str, str]) -> None:
     from fastpath.cache import cache_bytes
-    from fastpath.engine import default_chunk
+    from fastpath.lanes import default_chunk
 
     chunk = min(chunk or default_chunk(config), context)
     owners = [layer for layer in config.layers if layer.owns_kv]

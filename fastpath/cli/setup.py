@@ -9,7 +9,7 @@ from fastpath.backend import ops_for
 from fastpath.cli.arguments import model_path
 from fastpath.cli.media import Files
 from fastpath.cli.parts import Parts
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import Model, load_model
 from fastpath.model.text import forward
 from refimpl.batch import LogitRows, make_batch
@@ -24,9 +24,9 @@ def open_model(args) -> Model:
     return load_model(model_path(args.model))
 
 
-def open_engine(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Engine:
+def open_engine(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Lanes:
     """An engine as the engine options say, and for these images. max_chunk bounds a chunk left open."""
-    return Engine(
+    return Lanes(
         model,
         ops_for(args.backend),
         context_len=args.context,
@@ -39,7 +39,7 @@ def open_engine(args, model: Model, *, max_chunk: int | None = None, files: File
 
 
 def prepare(
-    args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts, files: Files | None = None
+    args, engine: Lanes, n_tokens: int, rows: LogitRows, parts: Parts, files: Files | None = None
 ) -> int:
     """Threads, weights and kernels for a prompt of so many tokens; how many kernels had to be compiled.
 
@@ -62,7 +62,7 @@ def prepare(
 
 
 def warm_up(
-    engine: Engine,
+    engine: Lanes,
     n_tokens: int = MANY,
     rows: LogitRows = "last",
     *,

@@ -16,7 +16,7 @@ from fastpath.bench import parity, profile, rates
 from fastpath.bench.measure import Runner, Workload, workloads
 from fastpath.bench.traffic import Watched, totals
 from fastpath.cli.__main__ import main
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.model import block, text
 from tests import tiny
@@ -52,7 +52,7 @@ def bench(capsys):
 
 def engine_of(path, *, packed=True, **options):
     model = load_model(path)
-    return Engine(model.packed() if packed else model, ops_for("cpu"), context_len=256, **options)
+    return Lanes(model.packed() if packed else model, ops_for("cpu"), context_len=256, **options)
 
 
 # -- rows

@@ -10,7 +10,7 @@ import pytest
 import refimpl.ops
 from fastpath.cache import cache_bytes
 from fastpath.cli.__main__ import main
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from tests import tiny
 from tests.tolerances import CHUNKS_FLOAT32
@@ -30,7 +30,7 @@ def model(tiny_path):
 
 
 def logits_of(model, **options):
-    return Engine(model, refimpl.ops, **options).extend([(0, IDS)], "all")
+    return Lanes(model, refimpl.ops, **options).extend([(0, IDS)], "all")
 
 
 class TestHelp:
@@ -193,7 +193,7 @@ class TestInference:
     def expected(self, model, prompt, n):
         ids = model.tokenizer.encode(prompt, add_bos=True)
         for _ in range(n):
-            logits = Engine(model, refimpl.ops).prefill(ids)
+            logits = Lanes(model, refimpl.ops).prefill(ids)
             logits[list(model.tokenizer.suppress_ids)] = -np.inf
             ids.append(int(logits.argmax()))
         return ids[-n:]
@@ -237,7 +237,7 @@ class TestInference:
 
     def test_interrupted_keeps_what_was_said(self, twinpath, options, model, monkeypatch):
         tokens = self.expected(model, "the user", 3)
-        decode, calls = Engine.decode, []
+        decode, calls = Lanes.decode, []
 
         def interrupted(self, token_id, **options):
             calls.append(token_id)
@@ -245,7 +245,7 @@ class TestInference:
                 raise KeyboardInterrupt
             return decode(self, token_id, **options)
 
-        monkeypatch.setattr(Engine, "decode", interrupted)
+        monkeypatch.setattr(Lanes, "decode", interrupted)
         outcome = twinpath(*options, "--raw", "--prompt", "the user", "--max-tokens", 9, "--stats")
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
@@ -265,7 +265,7 @@ class TestInference:
         assert outcome == (130, "", "twinpath: interrupted\n")
 
     def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
-        extend, calls = Engine.extend, []
+        extend, calls = Lanes.extend, []
 
         def interrupted(self, *given, **options):
             calls.append(given)
@@ -273,7 +273,7 @@ class TestInference:
                 raise KeyboardInterrupt
             return extend(self, *given, **options)
 
-        monkeypatch.setattr(Engine, "extend", interrupted)
+        monkeypatch.setattr(Lanes, "extend", interrupted)
         outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")
         assert outcome.status == 130
         assert "prefill  8 tokens in" in outcome.err and "ended by: interrupted" in outcome.err
@@ -300,7 +300,7 @@ class TestOutputFiles:
             def failing(self, *given, error=error, **options):
                 raise error
 
-            monkeypatch.setattr(Engine, "extend", failing)
+            monkeypatch.setattr(Lanes, "extend", failing)
             assert write(tmp_path / "f").status == status
             assert write(tmp_path / "new").status == status
             assert [path.name for path in tmp_path.iterdir()] == ["f"]

@@ -10,7 +10,7 @@ import pytest
 
 import quant
 import refimpl.ops
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from refimpl.frontend.image import load_image
 from refimpl.media import encode, prompt
@@ -72,7 +72,7 @@ def logits_of(folder, family, mmproj, media, text):
     model, projector = load_model(folder / family / "model.gguf"), load_media(folder / mmproj)
     encoded = [encode(projector, kind, folder / name, budget=70, activations="int8") for kind, name in media]
     ids, soft = prompt(model, text, encoded)
-    return Engine(model, refimpl.ops, largest_image=70).extend([(0, ids)], "all", soft={0: soft})
+    return Lanes(model, refimpl.ops, largest_image=70).extend([(0, ids)], "all", soft={0: soft})
 
 
 class TestAnswers:
@@ -248,7 +248,7 @@ class TestFaults:
         def never(*given, **options):
             raise AssertionError("something ran")
 
-        monkeypatch.setattr(Engine, "forward", never)
+        monkeypatch.setattr(Lanes, "forward", never)
         monkeypatch.setattr("fastpath.media.encode_image", never)
         monkeypatch.setattr("fastpath.media.encode_audio", never)
 

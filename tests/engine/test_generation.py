@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.engine import Engine, NotFiniteError, default_chunk
 from fastpath.generate import generate
+from fastpath.lanes import Lanes, NotFiniteError, default_chunk
 from fastpath.load import load_model
 from refimpl.frontend.sampling import SamplingParams
 from tests import tiny
 
 
 def engine_of(model, **options):
-    return Engine(model, refimpl.ops, **({"activations": "float"} | options))
+    return Lanes(model, refimpl.ops, **({"activations": "float"} | options))
 
 
 def reference_greedy(model, ids, n):

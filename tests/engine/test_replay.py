@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import refimpl.ops
 from fastpath.backend import ops_for
 from fastpath.cpu import threads
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.replay import MOST_PROGRAMS, MOST_TOKENS
 from fastpath.trace import Recorder
@@ -33,7 +33,7 @@ EXAMPLES = settings.default.max_examples // 2  # each is many calls of a whole m
 
 
 def engine_of(model, **options):
-    return Engine(model, ops_for("cpu"), **options)
+    return Lanes(model, ops_for("cpu"), **options)
 
 
 def is_recorded(engine, n_tokens=1):
@@ -179,7 +179,7 @@ def test_a_trace_sees_every_intermediate(eager):
 
 def test_no_replay_without_a_table_that_records(tiny_model):
     model = tiny_model("12b")
-    assert Engine(model, refimpl.ops, activations="float").replay is None
+    assert Lanes(model, refimpl.ops, activations="float").replay is None
     assert engine_of(model, replay=False).replay is None
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.media import Encoders, load_projector
 from fastpath.trace import Recorder, TraceFile, compare, record
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 def engine_of(model, ops):
     """Nothing is rounded: keys and values as they are, activations in float32."""
-    return Engine(model, ops, activations="float", kv_type="f32", largest_image=64)
+    return Lanes(model, ops, activations="float", kv_type="f32", largest_image=64)
 
 
 def soft_of(encoders, case, trace=None):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
 from fastpath.generate import generate
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from tests.oracle.goldens import GOLDEN
 
@@ -25,7 +25,7 @@ def demo():
 
 @cache
 def engine(backend, activations):
-    return Engine(demo(), ops_for(backend), activations=activations)
+    return Lanes(demo(), ops_for(backend), activations=activations)
 
 
 def test_the_file_is_the_one_that_was_asked():

@@ -7,7 +7,7 @@ import pytest
 
 from fastpath.backend import ops_for
 from fastpath.cache import FIRST_SLOTS
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 
 
@@ -25,7 +25,7 @@ def ids(model):
 @pytest.mark.parametrize("replay", [True, False])
 def test_growth_ends_in_the_middle(model, ids, monkeypatch, fault, replay):
     """The third layer to grow is not allocated any more: the next call goes on with the same bytes."""
-    engines = [Engine(model, ops_for("cpu"), replay=replay) for _ in range(2)]
+    engines = [Lanes(model, ops_for("cpu"), replay=replay) for _ in range(2)]
     for engine in engines:
         engine.prefill(ids[: FIRST_SLOTS - 2])
         engine.decode(ids[FIRST_SLOTS - 2])
@@ -48,10 +48,10 @@ def test_growth_ends_in_the_middle(model, ids, monkeypatch, fault, replay):
 
 def test_two_threads_share_an_engine(model, ids):
     """Each with a lane of its own, over the border at which the cache grows."""
-    alone = Engine(model, ops_for("cpu"))
+    alone = Lanes(model, ops_for("cpu"))
     alone.prefill(ids[:200])
     expected = [alone.decode(token).tobytes() for token in ids[200:]]
-    engine, found = Engine(model, ops_for("cpu"), n_seqs=2), {}
+    engine, found = Lanes(model, ops_for("cpu"), n_seqs=2), {}
 
     def run(lane):
         engine.prefill(ids[:200], lane=lane)

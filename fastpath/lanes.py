@@ -1,4 +1,4 @@
-"""The engine: sequences that grow by chunks, on one cache, through one forward call.
+"""Lanes: sequences that grow by chunks, on one cache, through one forward call.  Who runs when is the engine's.
 
 Its specification is one sentence: how a sequence is cut into calls, what it is batched with and how many
 threads run never changes a byte of its logits.
@@ -28,7 +28,7 @@ def default_chunk(config) -> int:
     return min(2048, max(2 * window, 1024))
 
 
-class Engine:
+class Lanes:
     """`n_seqs` lanes, each a sequence of tokens whose keys and values are in the cache.
 
     context_len  tokens a sequence may hold; None = what the model was made for
@@ -68,7 +68,7 @@ class Engine:
         self._largest_call = max(self.chunk, min(largest_image, self.context_len) if self.whole_images else 0)
         self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
         self.cache = self._new_cache(n_seqs, dtype)
-        self._one_at_a_time = threading.RLock()  # threads may share an engine, each with lanes of its own
+        self._one_at_a_time = threading.RLock()  # threads may share these, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)
@@ -160,8 +160,8 @@ class Engine:
         largest = max((stop - start for start, stop in cuts), default=0)
         if largest > self._largest_call:
             raise ValueError(
-                f"an image of {largest} soft tokens, but this engine takes at most {self._largest_call} "
-                "tokens in one call. Make it with a larger chunk, or say largest_image"
+                f"an image of {largest} soft tokens, but these lanes take at most {self._largest_call} "
+                "tokens in one call. Make them with a larger chunk, or say largest_image"
             )
         return [(start - held, stop - held) for start, stop in cuts]
 
