@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refimpl.kv_types import STEP, dtypes_of, shapes_of
+from refimpl.kv_types import STEP, dtypes_of, own_pages, shapes_of
 
 LINE, HUGE_PAGE = 64, 2 << 20  # bytes
 FIRST_SLOTS = 256  # a fresh cache; it doubles when a longer sequence comes
@@ -67,6 +67,7 @@ class KVCache:
         self.dtypes = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
         self.slots = min(FIRST_SLOTS, round_up(capacity, STEP))
         self.n_growths = 0
+        self.table = own_pages(n_seqs)
         self._pairs = {
             layer.index: self._allocate(layer, self.slots) for layer in config.layers if layer.owns_kv
         }
@@ -75,9 +76,9 @@ class KVCache:
         k_shape, v_shape = _shapes(layer, self.n_seqs, slots, self.chunk)
         return zeros(k_shape, self.dtypes[0]), zeros(v_shape, self.dtypes[1])
 
-    def layer(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of layer `index`, its own ones only; callers pass `kv_from`."""
-        return self._pairs[index]
+    def layer(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys, values and table of layer `index`, its own ones only; callers pass `kv_from`."""
+        return *self._pairs[index], self.table
 
     def owners(self) -> Iterator[int]:
         return iter(self._pairs)

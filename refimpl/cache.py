@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from refimpl.kv_types import dtypes_of, shapes_of
+from refimpl.kv_types import dtypes_of, own_pages, shapes_of
 
 
 class KVCache:
@@ -29,7 +29,7 @@ class KVCache:
         self.n_seqs, self.capacity, self.chunk = n_seqs, capacity, chunk
         self.dtype = np.dtype(dtype)
         k_type, v_type = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
-        self._layers = {}
+        self._layers, self._table = {}, own_pages(n_seqs)
         for layer in config.layers:
             if layer.owns_kv:
                 n_slots = capacity
@@ -39,8 +39,8 @@ class KVCache:
                 self._layers[layer.index] = tuple(map(np.zeros, shapes, (k_type, v_type)))
 
     def layer(self, i):
-        """(k, v) of a layer that has its own."""
-        return self._layers[i]
+        """(k, v, table) of a layer that has its own keys; a lane has one page there."""
+        return *self._layers[i], self._table
 
     @property
     def nbytes(self):

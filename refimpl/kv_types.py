@@ -12,13 +12,18 @@ KV_TYPES = {  # names of what keys and values are stored as
 }
 
 
-def shapes_of(n_seqs, n_slots, n_kv_heads, head_dim):
-    """Shapes of the arrays of keys and of values for at least n_slots positions of each sequence."""
-    n_blocks, n_columns = -(-n_slots // STEP), -(-head_dim // COLUMNS)
+def shapes_of(n_pages, page, n_kv_heads, head_dim):
+    """Shapes of the arrays of keys and of values: pages of at least so many positions."""
+    n_blocks, n_columns = -(-page // STEP), -(-head_dim // COLUMNS)
     return (
-        (n_seqs, n_kv_heads, n_blocks, head_dim, STEP),
-        (n_seqs, n_kv_heads, n_blocks, n_columns, STEP, COLUMNS),
+        (n_pages, n_kv_heads, n_blocks, head_dim, STEP),
+        (n_pages, n_kv_heads, n_blocks, n_columns, STEP, COLUMNS),
     )
+
+
+def own_pages(n_seqs):
+    """The table of a cache without paging: a lane has one page, of its own number."""
+    return np.arange(n_seqs, dtype=np.int32)[:, None]
 
 
 def dtypes_of(kv_type):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from quant import FORMATS, QTensor
-from refimpl.kv_types import KV_TYPES, shapes_of
+from refimpl.kv_types import KV_TYPES, own_pages, shapes_of
 
 NORMAL_FORMATS = [f.name for f in FORMATS.values() if f.name not in ("F64", "I8", "I16", "I32", "I64")]
 INTEGER_FORMATS = [f.name for f in FORMATS.values() if f.integer_parts is not None]
@@ -168,12 +168,13 @@ def rope(draw):
 
 
 def kv_caches(k, v, k_type="f32", v_type="f32"):
-    """Caches (refimpl/ops/attention.py) with slot s of k[R, S, K, H] and v[R, S, K, H] in slot s."""
+    """Pages and table (refimpl/ops/attention.py) with k[R, S, K, H] and v[R, S, K, H]: one page a lane."""
     R, S, K, H = k.shape
-    k_cache, v_cache = map(np.zeros, shapes_of(R, S, K, H), (KV_TYPES[k_type], KV_TYPES[v_type]))
+    k_pages, v_pages = map(np.zeros, shapes_of(R, S, K, H), (KV_TYPES[k_type], KV_TYPES[v_type]))
+    table = own_pages(R)
     for lane in range(R):
-        refimpl.ops.write_kv(k[lane], v[lane], k_cache, v_cache, np.full(S, lane), np.arange(S))
-    return k_cache, v_cache
+        refimpl.ops.write_kv(k[lane], v[lane], k_pages, v_pages, table, np.full(S, lane), np.arange(S))
+    return k_pages, v_pages, table
 
 
 @st.composite
@@ -199,27 +200,28 @@ def _cache(draw):
 
 @st.composite
 def attention(draw):
-    rng, (k_cache, v_cache), lanes, positions, window, (T, K, G, H) = draw(_cache())
+    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache())
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
     ends = draw(st.none() | st.just(rng))
     if ends is not None:  # up to some later position whose slots are not those of an earlier one
-        S = 32 * k_cache.shape[2]
+        S = 32 * k_pages.shape[2]
         firsts = 0 * positions if window is None else np.maximum(0, positions - window + 1)
         ends = (positions + rng.integers(0, S + firsts - positions)).astype(np.int32)
     return {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache,
+        "q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table,
         "seq_ids": lanes, "positions": positions, "window": window, "ends": ends,
     }  # fmt: skip
 
 
 @st.composite
 def write_kv(draw):
-    rng, (k_cache, v_cache), lanes, _, _, (T, K, _, H) = draw(_cache())
-    S = 32 * k_cache.shape[2]
+    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache())
+    S = 32 * k_pages.shape[2]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)
     return {
-        "k": normal(rng, T, K, H), "v": normal(rng, T, K, H), "k_cache": k_cache, "v_cache": v_cache,
+        "k": normal(rng, T, K, H), "v": normal(rng, T, K, H),
+        "k_pages": k_pages, "v_pages": v_pages, "table": table,
         "seq_ids": np.full(T, lanes[0]), "positions": positions,
     }  # fmt: skip
 

@@ -100,7 +100,7 @@ def _rope(case, want):
 
 def _attention(case, want):
     """Values up to max|v|; a score's error e changes a probability by the factor 1 + e."""
-    k, v = (np.abs(widen(case[name], np.float64)).max() for name in ("k_cache", "v_cache"))
+    k, v = (np.abs(widen(case[name], np.float64)).max() for name in ("k_pages", "v_pages"))
     largest_score = np.abs(case["q"]).sum(-1, dtype=np.float64).max() * k
     return np.full_like(want, v * (1 + min(largest_score, 100.0)))
 

@@ -92,10 +92,11 @@ class _Layer:
         self.layers, self.kv_type = (self,), kv_type
 
     def _cache(self, n_seqs, n_positions, chunk):
-        """(keys, values) with something in them: memory that was never written is not read from memory."""
+        """(keys, values, table), all written: memory that never was is not read from memory."""
         cache = KVCache(self, n_seqs, n_positions, chunk, kv_type=self.kv_type)
         cache.reserve(n_positions)
-        for array in cache.layer(0):
+        k, v, _ = cache.layer(0)
+        for array in (k, v):
             some = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
             some = some.view(np.uint32) >> 16 if array.dtype == np.uint16 else some.astype(array.dtype)
             flat = array.reshape(-1)
@@ -111,13 +112,13 @@ class _Layer:
         from fastpath.cpu import attention
         from fastpath.cpu.program import record
 
-        k, v = self._cache(1, depth, 1)
+        k, v, table = self._cache(1, depth, 1)
         n_seqs = batch * max(2, -(-FAR // (batch * (k.nbytes + v.nbytes))))
-        k, v = self._cache(n_seqs, depth, 1)
+        k, v, table = self._cache(n_seqs, depth, 1)
         q = np.ones((batch, self.n_heads, self.head_dim), np.float32) / self.head_dim
         lanes, positions = np.zeros(batch, np.int32), np.full(batch, depth - 1, np.int32)
         with record() as program:
-            attention(q, k, v, lanes, positions, self.window)
+            attention(q, k, v, table, lanes, positions, self.window)
         best, end = np.inf, time.perf_counter() + seconds
         for first in itertools.cycle(range(0, n_seqs, batch)):
             lanes[:] = np.arange(first, first + batch)
@@ -134,13 +135,13 @@ class _Layer:
         """(s, bytes, operations) of one call of `prompt` tokens."""
         from fastpath.cpu import attention
 
-        k, v = self._cache(1, prompt, prompt)
+        k, v, table = self._cache(1, prompt, prompt)
         q = np.ones((prompt, self.n_heads, self.head_dim), np.float32) / self.head_dim
         lanes, positions = np.zeros(prompt, np.int32), np.arange(prompt, dtype=np.int32)
         out, best, end = np.empty_like(q), np.inf, time.perf_counter() + seconds
         while time.perf_counter() < end or best == np.inf:
             begin = time.perf_counter()
-            attention(q, k, v, lanes, positions, self.window, out=out)
+            attention(q, k, v, table, lanes, positions, self.window, out=out)
             best = min(best, time.perf_counter() - begin)
         seen = sum(self._seen(position) for position in range(prompt))
         return best, k.nbytes + v.nbytes, 4 * seen * self.n_heads * self.head_dim

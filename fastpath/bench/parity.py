@@ -14,7 +14,7 @@ import numpy as np
 from fastpath.backend import ops_for
 from fastpath.cache import zeros
 from quant import FORMATS, QTensor
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import own_pages, shapes_of
 
 ROWS = (1, 3, 8, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
 BLOCKS = 64  # different ones in a matrix
@@ -169,7 +169,7 @@ def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
     """Also what fills the cache: a ring that has wrapped, or a line."""
     R, S, K, G, n = 2, 96, 2, 4, 130 if is_windowed else 80
     window = 50 if is_windowed else None
-    mine, its = [_empty(R, S, K, H, *kv_dtypes) for _ in range(2)]
+    mine, its = [(*_empty(R, S, K, H, *kv_dtypes), own_pages(R)) for _ in range(2)]
     lanes, T = np.ones(20, np.int32), 20
     for first in range(0, n, T):
         positions = np.arange(first, min(n, first + T), dtype=np.int32)

@@ -14,6 +14,7 @@ unless a value is infinite or no number: then the step is computed row by row, e
 from fastpath.cpu import kv_types, threads
 from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import helper, kernel
+from fastpath.cpu.kv_pages import block_at
 from fastpath.cpu.kv_product import SEGMENT, product_panel
 from fastpath.cpu.kv_types import load_bf16, load_f16
 from fastpath.cpu.simd import (
@@ -127,17 +128,18 @@ def _divide(totals, total, width, target):
 
 @kernel
 def many_kernel(args, lo, hi, thread):
-    q, k_cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    ends, n_tokens, window, n_slots = (
-        ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56),
+    q, k_pages, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    ends, n_tokens, window = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
+    table, lane_bytes, n_entries, page_blocks = (
+        ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80),
     )  # fmt: skip
-    n_kv_heads, n_heads, width = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
-    v_cache, k_code, v_code = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
-    out, n_together, pitch = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128)
-    work = ld_i64(args + 136) + thread * ld_i64(args + 144)
+    n_kv_heads, n_heads, width = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
+    v_pages, k_code, v_code = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128)
+    out, n_together, pitch = ld_i64(args + 136), ld_i64(args + 144), ld_i64(args + 152)
+    work = ld_i64(args + 160) + thread * ld_i64(args + 168)
     group, line = n_heads // n_kv_heads, line_of(width)
     padded = (width + COLUMNS - 1) // COLUMNS * COLUMNS
-    n_blocks, k_numbers, v_numbers = n_slots // STEP, STEP * width, STEP * padded  # in a block
+    k_numbers, v_numbers = STEP * width, STEP * padded  # in a block
     k_bytes, v_bytes = k_numbers * size_of(k_code), v_numbers * size_of(v_code)
     panel = work
     queries = panel + 4 * v_numbers
@@ -149,7 +151,7 @@ def many_kernel(args, lo, hi, thread):
         stop = min(t + n_together, n_tokens)
         while t < stop:
             n = _run_length(lanes, positions, t, stop)
-            rows, place = n * group, ld_i32(lanes + 4 * t) * n_kv_heads + head
+            rows, lane = n * group, table + lane_bytes * ld_i32(lanes + 4 * t)
             here = ld_i32(positions + 4 * t)
             first, last = max(0, here - window + 1), here
             for i in range(n):
@@ -159,7 +161,9 @@ def many_kernel(args, lo, hi, thread):
                 source = q + _row(t, r, head, group, n_heads, width)
                 _begin(source, width, queries + line * r, totals + line * r)
             for step in range(base, last + 1, STEP):
-                source = k_cache + (place * n_blocks + step // STEP % n_blocks) * k_bytes
+                source = block_at(
+                    k_pages, lane, n_entries, page_blocks, step // STEP, head, n_kv_heads, k_bytes
+                )
                 _widen(source, k_numbers, k_code, panel)
                 _score(rows, queries, line, width, panel, scores + 4 * (step - base), pitch)
             for r in range(rows):
@@ -169,7 +173,9 @@ def many_kernel(args, lo, hi, thread):
                 st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, end, n_scores))
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
-                source = v_cache + (place * n_blocks + step // STEP % n_blocks) * v_bytes
+                source = block_at(
+                    v_pages, lane, n_entries, page_blocks, step // STEP, head, n_kv_heads, v_bytes
+                )
                 probs, seen = scores + 4 * (begin - base), panel + 4 * COLUMNS * (begin - step)
                 if _widen(source, v_numbers, v_code, panel) < INFINITY:
                     _weigh(rows, probs, pitch, end - begin, width, seen, totals, line)
@@ -188,9 +194,9 @@ def many_kernel(args, lo, hi, thread):
             t += n
 
 
-def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
-    """The call whose first eleven argument words are given; `seen`: most positions that a query sees."""
-    q, _, lanes, positions, ends, T, window, S, K, N, H = words
+def many_tokens(words, k_pages, v_pages, k_type, v_type, seen, out):
+    """The call whose first fourteen argument words are given; `seen`: most positions that a query sees."""
+    T, K, N, H = words[5], *words[-3:]
     group, n_threads = N // K, threads.num_threads()
     most = max(1, min(ROWS, SCORES_LIMIT // (4 * seen)) // group)
     together = max(1, min(most, -(-T * K // (ITEMS * n_threads))))
@@ -200,8 +206,8 @@ def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
     per_thread = (STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
     per_thread = -(-per_thread // 64) * 64
     args = (
-        q, address(k_cache), lanes, positions, ends, T, window, S, K, N, H, address(v_cache), k_type.code,
-        v_type.code, address(out), together, pitch,
+        words[0], address(k_pages), *words[2:], address(v_pages), k_type.code, v_type.code, address(out),
+        together, pitch,
         workspace(per_thread * n_threads, "attention_many"), per_thread,
     )  # fmt: skip
     threads.run(many_kernel, args, -(-T // together) * K, 1, n_threads)

@@ -9,6 +9,7 @@ traffic     values: a row per head.  Keys: lane p % 32 of H rows of 32 positions
 
 from fastpath.cpu import kv_types
 from fastpath.cpu.kernel import helper, kernel
+from fastpath.cpu.kv_pages import block_at
 from fastpath.cpu.kv_types import round_bf16, round_f16, store_u16
 from fastpath.cpu.simd import ld_i32, ld_i64, ld_u16, load_first_f32, st_i32, st_u16, store_f32
 from refimpl.kv_types import COLUMNS, STEP
@@ -58,20 +59,28 @@ def _store_value(source, width, code, target):
 
 @kernel
 def write_kv_kernel(args, lo, hi, thread):
-    k, v, k_cache, v_cache = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    k, v, k_pages, v_pages = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
     lanes, positions = ld_i64(args + 32), ld_i64(args + 40)
-    n_slots, n_kv_heads, width = ld_i64(args + 48), ld_i64(args + 56), ld_i64(args + 64)
-    k_code, v_code = ld_i64(args + 72), ld_i64(args + 80)
-    spare = ld_i64(args + 88) + 64 * thread
-    k_numbers = STEP * width  # of a block
-    v_numbers = STEP * ((width + COLUMNS - 1) // COLUMNS * COLUMNS)
+    table, lane_bytes, n_entries, page_blocks = (
+        ld_i64(args + 48), ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72),
+    )  # fmt: skip
+    n_kv_heads, width = ld_i64(args + 80), ld_i64(args + 88)
+    k_code, v_code = ld_i64(args + 96), ld_i64(args + 104)
+    spare = ld_i64(args + 112) + 64 * thread
+    k_bytes = size_of(k_code) * STEP * width  # of a block
+    v_bytes = size_of(v_code) * STEP * ((width + COLUMNS - 1) // COLUMNS * COLUMNS)
     for t in range(lo, hi):
-        slot = ld_i32(positions + 4 * t) % n_slots
-        place = slot % STEP
+        block, place = ld_i32(positions + 4 * t) // STEP, ld_i32(positions + 4 * t) % STEP
+        lane = table + lane_bytes * ld_i32(lanes + 4 * t)
         for head in range(n_kv_heads):
             source = 4 * width * (t * n_kv_heads + head)
-            block = (ld_i32(lanes + 4 * t) * n_kv_heads + head) * (n_slots // STEP) + slot // STEP
-            key = k_cache + size_of(k_code) * (block * k_numbers + place)
+            key = (
+                block_at(k_pages, lane, n_entries, page_blocks, block, head, n_kv_heads, k_bytes)
+                + size_of(k_code) * place
+            )
             _store_key(k + source, width, k_code, key, spare)
-            value = v_cache + size_of(v_code) * (block * v_numbers + place * COLUMNS)
+            value = (
+                block_at(v_pages, lane, n_entries, page_blocks, block, head, n_kv_heads, v_bytes)
+                + size_of(v_code) * place * COLUMNS
+            )
             _store_value(v + source, width, v_code, value)

@@ -65,9 +65,9 @@ def test_the_estimate_is_what_a_full_cache_takes(capacity, kv_type):
 
 def test_types_of_keys_and_values():
     cache = KVCache(config(layer(0)), 1, 64, 8, kv_type=("f16", "bf16"))
-    assert [array.dtype for array in cache.layer(0)] == [np.float16, np.uint16]
+    assert [array.dtype for array in cache.layer(0)[:2]] == [np.float16, np.uint16]
     assert cache.dtype == np.float32
-    assert [array.dtype for array in KVCache(config(layer(0)), 1, 64, 8).layer(0)] == [np.float32] * 2
+    assert [array.dtype for array in KVCache(config(layer(0)), 1, 64, 8).layer(0)[:2]] == [np.float32] * 2
     for wrong in ("int8", ("f16", "q8_0"), ("f16",)):
         with pytest.raises(ValueError, match="expected one or two of f64, f32, f16, bf16"):
             KVCache(config(layer(0)), 1, 64, 8, kv_type=wrong)
@@ -75,7 +75,7 @@ def test_types_of_keys_and_values():
 
 def test_arrays_begin_at_a_cache_line():
     for n in (1, 3):
-        for array in KVCache(config(layer(0, n_kv_heads=n)), n, 64, 8, kv_type="f16").layer(0):
+        for array in KVCache(config(layer(0, n_kv_heads=n)), n, 64, 8, kv_type="f16").layer(0)[:2]:
             assert array.ctypes.data % 64 == 0
 
 
@@ -83,14 +83,14 @@ def test_growing_doubles_keeps_what_is_there_and_stops_at_the_capacity():
     cache = KVCache(config(layer(0, 8), layer(1)), 1, 1000, 300)
     assert [pair[1].shape[2] for pair in (cache.layer(0), cache.layer(1))] == [8, 8]
     for i in (0, 1):
-        k, v = cache.layer(i)
+        k, v, _ = cache.layer(i)
         k[:] = np.arange(256, dtype=np.float32).reshape(8, 1, 32) + i
         v[:] = np.arange(256, dtype=np.float32).reshape(8, 1, 32, 1) + i
     cache.reserve(256)
     assert cache.n_growths == 0
     cache.reserve(257)
-    assert [array.shape[2] for array in cache.layer(0)] == [10, 10]  # 7 + 300, in steps of 32
-    assert [array.shape[2] for array in cache.layer(1)] == [16, 16]
+    assert [array.shape[2] for array in cache.layer(0)[:2]] == [10, 10]  # 7 + 300, in steps of 32
+    assert [array.shape[2] for array in cache.layer(1)[:2]] == [16, 16]
     assert (cache.layer(1)[1][0, 0, :8, 0, :, 0].ravel() == np.arange(256) + 1).all()
     assert (cache.layer(0)[1][0, 0, :8, 0, :, 3].ravel() == np.arange(256)).all()
     assert (cache.layer(1)[0][0, 0, :8, 2].ravel() == np.arange(256) + 1).all()

@@ -31,15 +31,15 @@ FAULTS = {
     "negative position": (lambda: cpu.attention(Q, *KV, ZERO, ZERO - 1, None), "positions -1"),
     "window": (lambda: cpu.attention(Q, *KV, ZERO, ZERO + 90, 33), "32 slots"),
     "integers in a cache": (
-        lambda: cpu.attention(Q, KV[0].astype(np.int8), KV[1], ZERO, ZERO, None),
-        "k_cache: got int8",
+        lambda: cpu.attention(Q, KV[0].astype(np.int8), *KV[1:], ZERO, ZERO, None),
+        "k_pages: got int8",
     ),
     "layout of a cache": (
-        lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None),
-        r"expected .R, 1, S/32, 8, 32.",
+        lambda: cpu.attention(Q, KV[1], *KV[1:], ZERO, ZERO, None),
+        r"expected .N, 1, P/32, 8, 32.",
     ),
     "cache of part of a block": (
-        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], ZERO, ZERO, None),
+        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], KV[2], ZERO, ZERO, None),
         r"expected .*1, 32, 32\]",
     ),
     "heads": (
@@ -49,6 +49,18 @@ FAULTS = {
         "expected a multiple",
     ),
     "lane to write": (lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV, ZERO + 2, ZERO), "2 lanes"),
+    "a page that is not there": (
+        lambda: cpu.attention(Q, *KV[:2], np.array([[1, -1]], np.int32), ZERO, ZERO + 32, None),
+        "lane 0 has page -1 for its page number 1, expected 0 to 1",
+    ),
+    "a page of nobody to write": (
+        lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV[:2], np.array([[2]], np.int32), ZERO, ZERO),
+        "lane 0 has page 2 for its page number 0",
+    ),
+    "table": (
+        lambda: cpu.attention(Q, *KV[:2], KV[2].astype(np.int64), ZERO, ZERO, None),
+        r"int64\[2, 1\], expected int32\[R, E\]",
+    ),
     "experts": (lambda: cpu.route(X, 65, None), "1 to 64"),
     "threads": (lambda: threads.set_num_threads(0), "1 to"),
 }

@@ -141,11 +141,11 @@ def attentions(types, place):
             yield f"write_kv {name} {T} rows", bind(partial(written, place), place, *rows)
 
 
-def written(place, k, v, k_cache, v_cache, seq_ids, positions):
-    """The caches after `write_kv`."""
-    k_cache, v_cache = place(k_cache.copy()), place(v_cache.copy())
-    cpu.write_kv(k, v, k_cache, v_cache, seq_ids, positions)
-    return k_cache, v_cache
+def written(place, k, v, k_pages, v_pages, table, seq_ids, positions):
+    """The pages after `write_kv`."""
+    k_pages, v_pages = place(k_pages.copy()), place(v_pages.copy())
+    cpu.write_kv(k, v, k_pages, v_pages, table, seq_ids, positions)
+    return k_pages, v_pages
 
 
 def others(place):

@@ -6,7 +6,7 @@ import pytest
 import fastpath.cpu as cpu
 import refimpl.ops
 from fastpath.cpu import threads
-from refimpl.kv_types import KV_TYPES, shapes_of
+from refimpl.kv_types import KV_TYPES, own_pages, shapes_of
 from refimpl.ops.attention import narrow, widen
 from tests import strategies, tolerances
 
@@ -50,9 +50,10 @@ def test_against_float64(shape, types):
     """The reference widens the same stored numbers: what is left is float32 arithmetic."""
     rng = np.random.default_rng(1)
     for T in (1, 3, 30):
-        q, k, v, lanes, positions, window = call(rng, shape, types, T)
+        q, k, v, table, lanes, positions, window = call(rng, shape, types, T)
         case = {
-            "q": q, "k_cache": k, "v_cache": v, "seq_ids": lanes, "positions": positions, "window": window,
+            "q": q, "k_pages": k, "v_pages": v, "table": table,
+            "seq_ids": lanes, "positions": positions, "window": window,
         }  # fmt: skip
         want = refimpl.ops.attention(**{**case, "q": q.astype(np.float64)})
         tolerances.check("attention", case, (cpu.attention(**case),), (want,))
@@ -64,11 +65,11 @@ def test_any_number_of_tokens_at_once(shape, types, n_threads):
     """1 to 40, in order, on 1 to 3 threads: the bytes of each token alone."""
     rng = np.random.default_rng(2)
     largest = min(40, SHAPES[shape][3] - (SHAPES[shape][4] or 0))
-    q, k, v, lanes, positions, window = call(rng, shape, types, largest)
-    alone = [cpu.attention(q[t:][:1], k, v, lanes[t:][:1], positions[t:][:1], window) for t in range(len(q))]
+    q, *kv, lanes, positions, window = call(rng, shape, types, largest)
+    alone = [cpu.attention(q[t:][:1], *kv, lanes[t:][:1], positions[t:][:1], window) for t in range(len(q))]
     for T in range(1, largest + 1):
         n_threads(1 + T % 3)
-        got = cpu.attention(q[-T:], k, v, lanes[-T:], positions[-T:], window)
+        got = cpu.attention(q[-T:], *kv, lanes[-T:], positions[-T:], window)
         assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
 
 
@@ -77,31 +78,31 @@ def test_any_number_of_tokens_that_see_ahead(shape, n_threads):
     """Images of 9 tokens, and some text: whoever is computed together, the same bytes; with ends of their
     own the same bytes as without; and a token that sees ahead reads what the one behind it sees too."""
     rng = np.random.default_rng(7)
-    q, k, v, lanes, positions, window = call(
+    q, *kv, lanes, positions, window = call(
         rng, shape, ("f16", "f16"), 30 if SHAPES[shape][4] is None else 24
     )
     ends = np.where(np.arange(len(q)) % 12 < 9, positions - np.arange(len(q)) % 12 + 8, positions)
     ends = np.minimum(ends, positions[-1]).astype(np.int32)
     alone = [
-        cpu.attention(q[t:][:1], k, v, lanes[t:][:1], positions[t:][:1], window, ends[t:][:1])
+        cpu.attention(q[t:][:1], *kv, lanes[t:][:1], positions[t:][:1], window, ends[t:][:1])
         for t in range(len(q))
     ]
     for T in range(1, len(q) + 1):
         n_threads(1 + T % 3)
-        got = cpu.attention(q[-T:], k, v, lanes[-T:], positions[-T:], window, ends[-T:])
+        got = cpu.attention(q[-T:], *kv, lanes[-T:], positions[-T:], window, ends[-T:])
         assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
-    own = cpu.attention(q, k, v, lanes, positions, window, positions.copy())
-    assert own.tobytes() == cpu.attention(q, k, v, lanes, positions, window).tobytes()
+    own = cpu.attention(q, *kv, lanes, positions, window, positions.copy())
+    assert own.tobytes() == cpu.attention(q, *kv, lanes, positions, window).tobytes()
     if window is None:
-        behind = cpu.attention(q, k, v, lanes, ends, window)
+        behind = cpu.attention(q, *kv, lanes, ends, window)
         assert got.tobytes() == behind.tobytes()
 
 
 def test_an_end_before_its_position_is_refused():
-    q, k, v, lanes, positions, window = call(np.random.default_rng(8), "one head", ("f32", "f32"), 2)
+    q, *kv, lanes, positions, window = call(np.random.default_rng(8), "one head", ("f32", "f32"), 2)
     for ends in (positions - 1, positions + 64):
         with pytest.raises(ValueError, match="slots"):
-            cpu.attention(q, k, v, lanes, positions, window, ends)
+            cpu.attention(q, *kv, lanes, positions, window, ends)
 
 
 @pytest.mark.parametrize("kv_type", TYPES)
@@ -110,14 +111,14 @@ def test_an_end_before_its_position_is_refused():
 def test_sequences_side_by_side(shape, n_seqs, kv_type):
     rng = np.random.default_rng(3)
     for T in (n_seqs, 6 * n_seqs):
-        q, k, v, lanes, positions, window = call(rng, shape, (kv_type, kv_type), T, n_seqs=n_seqs)
-        got = cpu.attention(q, k, v, lanes, positions, window)
+        q, *kv, lanes, positions, window = call(rng, shape, (kv_type, kv_type), T, n_seqs=n_seqs)
+        got = cpu.attention(q, *kv, lanes, positions, window)
         for lane in range(n_seqs):
             rows = lanes == lane
-            alone = cpu.attention(q[rows], k, v, lanes[rows], positions[rows], window)
+            alone = cpu.attention(q[rows], *kv, lanes[rows], positions[rows], window)
             assert got[rows].tobytes() == alone.tobytes()
         order = rng.permutation(len(q))
-        shuffled = cpu.attention(q[order], k, v, lanes[order], positions[order], window)
+        shuffled = cpu.attention(q[order], *kv, lanes[order], positions[order], window)
         assert shuffled.tobytes() == got[order].tobytes()
 
 
@@ -152,7 +153,7 @@ def test_adversarial_numbers(kind, kv_type):
     got = cpu.attention(q, *caches, lanes, positions, None)
     alone = [cpu.attention(q[t:][:1], *caches, lanes[:1], positions[t:][:1], None) for t in range(T)]
     assert got.tobytes() == np.concatenate(alone).tobytes()
-    case = {"q": q, "k_cache": caches[0], "v_cache": caches[1]}
+    case = {"q": q, "k_pages": caches[0], "v_pages": caches[1]}
     want = refimpl.ops.attention(q.astype(np.float64), *caches, lanes, positions, None)
     tolerances.check("attention", case, (got,), (want,))
 
@@ -191,11 +192,11 @@ def test_writing_rounds_to_nearest_even(kv_type):
     rng = np.random.default_rng(6)
     bits = rng.integers(0, 1 << 32, 4096 - len(SPECIAL), dtype=np.uint64).astype(np.uint32)
     x = np.concatenate([np.array(SPECIAL, np.float32), bits.view(np.float32)]).reshape(64, 1, 64)
-    k_cache, v_cache = (np.zeros(shape, KV_TYPES[kv_type]) for shape in shapes_of(1, 64, 1, 64))
-    cpu.write_kv(x, x, k_cache, v_cache, np.zeros(64, np.int32), np.arange(64, dtype=np.int32))
-    want = narrow(x, v_cache.dtype)[:, 0]
-    got_k = k_cache[0, 0].transpose(0, 2, 1).reshape(64, 64)
-    got_v = v_cache[0, 0].transpose(0, 2, 1, 3).reshape(64, 64)
+    k_pages, v_pages = (np.zeros(shape, KV_TYPES[kv_type]) for shape in shapes_of(1, 64, 1, 64))
+    cpu.write_kv(x, x, k_pages, v_pages, own_pages(1), np.zeros(64, np.int32), np.arange(64, dtype=np.int32))
+    want = narrow(x, v_pages.dtype)[:, 0]
+    got_k = k_pages[0, 0].transpose(0, 2, 1).reshape(64, 64)
+    got_v = v_pages[0, 0].transpose(0, 2, 1, 3).reshape(64, 64)
     for got in (got_k, got_v):
         is_nan = np.isnan(x[:, 0])
         assert np.array_equal(got.view(f"u{got.itemsize}")[~is_nan], want.view(f"u{got.itemsize}")[~is_nan])
@@ -210,7 +211,7 @@ def test_writing_rounds_to_nearest_even(kv_type):
 def test_bfloat16_by_hand(value, bits):
     """1 + 2^-8 is a tie and goes to the even 1; 1 + 3 * 2^-8 goes up; the smallest denormal is 9.2e-41."""
     assert narrow(np.array([value], np.float32), np.dtype(np.uint16))[0] == bits
-    k_cache, v_cache = (np.zeros(shape, np.uint16) for shape in shapes_of(1, 32, 1, 1))
+    k_pages, v_pages = (np.zeros(shape, np.uint16) for shape in shapes_of(1, 32, 1, 1))
     x = np.full((1, 1, 1), value, np.float32)
-    cpu.write_kv(x, x, k_cache, v_cache, np.zeros(1, np.int32), np.full(1, 33, np.int32))
-    assert k_cache[0, 0, 0, 0, 1] == v_cache[0, 0, 0, 0, 1, 0] == bits
+    cpu.write_kv(x, x, k_pages, v_pages, own_pages(1), np.zeros(1, np.int32), np.full(1, 33, np.int32))
+    assert k_pages[0, 0, 0, 0, 1] == v_pages[0, 0, 0, 0, 1, 0] == bits

@@ -50,7 +50,8 @@ def test_a16_heads_of_512_and_a_ragged_last_block():
     rng = np.random.default_rng(16)
     k_pages, v_pages, table = strategies.kv_caches(*(strategies.normal(rng, 1, 96, 2, 512) for _ in range(2)))
     case = {
-        "q": strategies.normal(rng, 2, 8, 512, scale=512**-0.5), "k_pages": k_pages, "v_pages": v_pages, "table": table,
+        "q": strategies.normal(rng, 2, 8, 512, scale=512**-0.5),
+        "k_pages": k_pages, "v_pages": v_pages, "table": table,
         "seq_ids": np.zeros(2, np.int32), "positions": np.array([69, 64], np.int32), "window": None,
     }  # fmt: skip
     want = refimpl.ops.attention(**{**case, "q": case["q"].astype(np.float64)})
