@@ -99,8 +99,9 @@ class Result:
 class Record:
     """A request while the engine has it.
 
-    ids     prompt and answer so far: what is in the cache, or has to get there
-    n_prompt, n_answer  how many of them are which
+    ids       prompt and answer so far: what is in the cache, or has to get there
+    n_computed  of them, at most: later preemptions took it away again
+    is_sound  False: it met NaN, and nothing of it may serve others
     """
 
     id: int
@@ -110,11 +111,17 @@ class Record:
     task: Task
     usage: Usage
     began: float
+    n_computed: int = 0
     admitted: float | None = None
     first_token: float | None = None
     reason: Reason | None = None
     error: Exception | None = None
+    is_sound: bool = True
     is_streamed: bool = False
+
+    @property
+    def soft(self) -> Sequence[SoftTokens]:
+        return self.request.soft
 
     @property
     def n_prompt(self) -> int:
@@ -126,3 +133,11 @@ class Record:
 
     def result(self) -> Result:
         return Result(tuple(self.ids[self.n_prompt :]), self.reason, self.usage, self.error)
+
+    def measure(self, now: float) -> None:
+        """Brings the usage up to date."""
+        usage, start = self.usage, self.admitted or now
+        usage.generated = self.n_answer
+        usage.queue_s = start - self.began
+        usage.prefill_s = (self.first_token or now) - start
+        usage.decode_s = now - (self.first_token or now)

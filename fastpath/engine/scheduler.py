@@ -17,7 +17,9 @@ from typing import Protocol
 
 from refimpl.batch import SoftTokens, plan_chunks
 
-SMALL_CHUNK = 256  # prompt tokens per call while others decode: what one more token of theirs may have to wait
+SMALL_CHUNK = (
+    256  # prompt tokens per call while others decode: what one more token of theirs may have to wait
+)
 HEADROOM = 128  # tokens that those who run may still write before they need what a newcomer would take
 PATIENCE = 16  # plans until a newcomer that found no room asks again
 
@@ -79,11 +81,13 @@ class Plan:
     """One call.
 
     parts      each with at least one token; those that decode come first
+    admitted   who runs from now on
     preempted  who had to leave, youngest first
     stuck      the only task that runs, if the pages that there are do not suffice for it
     """
 
     parts: Parts = field(default_factory=list)
+    admitted: list[Task] = field(default_factory=list)
     preempted: list[Task] = field(default_factory=list)
     stuck: Task | None = None
 
@@ -111,28 +115,33 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """Chooses and makes room; whoever has parts has pages for them."""
-        self._admit()
-        plan = Plan(self._choose())
+        plan = Plan(admitted=self._admit())
+        plan.parts = self._choose()
         while plan.parts and not self.memory.make_room(plan.parts):
             if len(self.running) == 1:
-                return Plan(preempted=plan.preempted, stuck=self.running[0])
+                plan.parts, plan.stuck = [], self.running[0]
+                break
             plan.preempted.append(self._preempt())
             plan.parts = self._choose()
+        plan.admitted = [task for task in plan.admitted if task.lane is not None]
         return plan
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Task]:
         """First come, first served: nobody overtakes the first in the queue, whatever their size."""
+        admitted: list[Task] = []
         if self._wait and self.running:
             self._wait -= 1
-            return
+            return admitted
         while self.waiting and len(self.running) < self.n_seqs:
             task = self.waiting[0]
             self.memory.place(task)
             if self.running and not self.memory.has_room([(t, _soon(t)) for t in [*self.running, task]]):
                 self._evict(task)
                 self._wait = PATIENCE
-                return
+                break
             self.running.append(self.waiting.popleft())
+            admitted.append(task)
+        return admitted
 
     def _preempt(self) -> Task:
         """The youngest: it has waited least and its loss is the smallest."""
