@@ -59,7 +59,7 @@ class Replay:
         )
 
     def forget_if_stale(self) -> None:
-        """Programs hold the arrays that they were recorded with, such as a cache that has grown since."""
+        """Programs hold the arrays that they were recorded with, such as those of another model."""
         objects, values = self._state()
         same = all(map(is_, objects, self._objects)) and len(objects) == len(self._objects)
         if not same or values != self._values:

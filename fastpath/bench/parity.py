@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from fastpath.backend import ops_for
-from fastpath.cache import zeros
+from fastpath.kv.arrays import zeros
 from quant import FORMATS, QTensor
 from refimpl.kv_types import own_pages, shapes_of
 

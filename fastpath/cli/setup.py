@@ -84,6 +84,7 @@ def warm_up(
         batch = make_batch([(0, 0, [0] * n, rows)])
         call = partial(forward, engine.ops, model.config, model.weights, engine.cache, batch)
         plan += kernels_of(partial(call, activations=engine.activations))
+    engine.cache.release(0)  # the pages that were reserved for nothing
     for encode in calls:
         plan += kernels_of(encode)
     return warm(list(dict.fromkeys(plan)), report=_report_kernel)

@@ -144,8 +144,9 @@ def test_threads(eager, n_threads, family, size):
         assert engine.replay.program(1).n_threads == threads.num_threads()
 
 
-def test_a_cache_that_grows(tiny_model):
-    """330 tokens: the global layers' cache doubles once, at 256."""
+def test_a_deeper_sequence(tiny_model, monkeypatch):
+    """330 tokens: programs have room for 256 positions, then for 512."""
+    monkeypatch.setattr("fastpath.kv.cache.FIRST_DEPTH", 256)
     model = tiny_model("e2b", "block32")
     ids = [token_id for seed in range(10) for token_id in tiny.prompt("e2b", seed=seed)]
     expected = engine_of(model, replay=False, chunk=330).extend([(0, ids)], "all")
@@ -157,7 +158,7 @@ def test_a_cache_that_grows(tiny_model):
     for i in range(250, 262):
         assert engine.decode(ids[i]).tobytes() == expected[i].tobytes()
         assert (engine.replay.program(1) is before) == (i < 256)
-    assert engine.cache.n_growths == 1
+    assert engine.cache.depth == 512
 
 
 # -- what is not replayed ----------------------------------------------------------------------------

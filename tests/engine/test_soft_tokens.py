@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from fastpath.backend import ops_for
-from fastpath.cache import KVCache as FastCache
+from fastpath.kv.cache import KVCache as FastCache
 from fastpath.lanes import Lanes, NotFiniteError
 from fastpath.model.text import forward as fast_forward
 from fastpath.replay import Replay
