@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from fastpath.kv.cache import KVCache, PageCounts
-from fastpath.kv.geometry import PAGE, KVType
+from fastpath.kv.cache import KVCache
+from fastpath.kv.geometry import PAGE, KVType, PageCounts
 from fastpath.model.text import forward
 from fastpath.replay import Replay
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch, plan_chunks
@@ -42,8 +42,8 @@ class Lanes:
     kv_type      what keys and values are stored as: a name, or one for keys and one for values;
                  None: "f16", and "f64" for float64
     page         positions of a page of the cache
-    n_pages      kind ("global", "sliding") -> pages of the cache; None: as many as `n_seqs` full sequences take
-    spare_bytes  of pages besides
+    n_pages      kind ("global", "sliding") -> pages of the cache, or a function of the geometry of `n_seqs`
+                 full sequences that says so; None: what these take
     replay       calls of few tokens run as recorded programs, where the op table can record: same bytes
     """
 
@@ -61,7 +61,6 @@ class Lanes:
         kv_type: KVType | None = None,
         page: int = PAGE,
         n_pages: PageCounts | None = None,
-        spare_bytes: int = 0,
         replay: bool = True,
     ):
         self.model, self.ops, self.activations = model, ops, activations
@@ -84,7 +83,7 @@ class Lanes:
             kv_type=self.kv_type,
             page=page,
         )
-        self.cache = self._new_cache(n_seqs, n_pages=n_pages, spare_bytes=spare_bytes)
+        self.cache = self._new_cache(n_seqs, n_pages=n_pages)
         self._one_at_a_time = threading.RLock()  # threads may share these, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]

@@ -1,13 +1,12 @@
 """KVCache: the keys and values of all tokens that later ones can still see, in pages that lanes may share."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 
 from fastpath.kv.arrays import zeros
-from fastpath.kv.geometry import PAGE, Geometry, Kind, KVType, arrays_of, plan
+from fastpath.kv.geometry import PAGE, Kind, KVType, PageCounts, arrays_of, plan
 from fastpath.kv.pages import PagePool
 from fastpath.kv.tables import PageTable
 from refimpl.kv_types import dtypes_of
@@ -15,7 +14,6 @@ from refimpl.kv_types import dtypes_of
 FIRST_DEPTH = 1024  # positions; a cache's `depth` is not less, so that short sequences never change it
 FEW = 16  # tokens that are looked at one by one
 
-PageCounts = Mapping[str, int] | Callable[[Geometry], Mapping[str, int]]  # kind -> N
 Spans = Iterable[tuple[int, int, int]]  # (lane, first position, stop)
 
 
@@ -34,9 +32,8 @@ class KVCache:
     dtype    float32 or float64: the precision of every call on this cache
     kv_type  what keys and values are rounded to; None: the call's precision
     page     P
-    n_pages, spare_bytes  as in geometry.plan; n_pages may be a function of the geometry of full lanes
-
-    depth  a bound of all lanes' positions that changes seldom: recorded programs have room for so many
+    n_pages  as in geometry.plan
+    depth    a bound of all lanes' positions that changes seldom: recorded programs have room for so many
 
     Notes:
         A page needs no clearing before it is used again: a query reads positions that were written, only.
@@ -54,17 +51,13 @@ class KVCache:
         kv_type: KVType | None = None,
         page: int = PAGE,
         n_pages: PageCounts | None = None,
-        spare_bytes: int = 0,
     ):
         assert capacity >= 1 and chunk >= 1 and n_seqs >= 1
         self.n_seqs, self.capacity, self.chunk, self.page = n_seqs, capacity, chunk, page
         self.dtype, self.kv_type = np.dtype(dtype), kv_type
         self.dtypes = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
         stored = self.dtype if kv_type is None else kv_type
-        geometry = partial(plan, config, n_seqs, capacity, chunk, stored, page)
-        if callable(n_pages):
-            n_pages = n_pages(geometry())
-        self.geometry = geometry(n_pages=n_pages, spare_bytes=spare_bytes)
+        self.geometry = plan(config, n_seqs, capacity, chunk, stored, page, n_pages)
         self.pools, self.tables = {}, {}
         self._arrays: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
         for name, kind in self.geometry.kinds.items():
@@ -72,18 +65,14 @@ class KVCache:
             self.pools[name] = pool = PagePool(kind.n_pages, f"{name} layers")
             self.tables[name] = PageTable(pool, n_seqs, kind.n_entries, page, kind.window)
         self._lengths = [0] * n_seqs
-        self._ready = [
-            (0, 0)
-        ] * n_seqs  # positions (first, stop) of each lane that may be written as things are
+        self._ready = [(0, 0)] * n_seqs  # positions (first, stop) that may be written as things are
         self._n_shares = 0  # as they were
         self._use_depth(self._depth_of(0))
 
     def _allocate(self, kind: Kind, stored) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         try:
-            return {
-                layer.index: tuple(zeros(*each) for each in arrays_of(layer, kind.n_pages, self.page, stored))
-                for layer in kind.layers
-            }
+            shapes = {layer.index: arrays_of(layer, kind.n_pages, self.page, stored) for layer in kind.layers}
+            return {index: (zeros(*keys), zeros(*values)) for index, (keys, values) in shapes.items()}
         except MemoryError as error:
             raise ValueError(
                 f"the cache needs {self.geometry.nbytes} bytes for {self.n_seqs} sequences of "
@@ -278,7 +267,7 @@ class KVCache:
         return min(depth, -(-self.capacity // self.page) * self.page)
 
     def _use_depth(self, depth: int) -> None:
-        layers = {}
+        layers: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for name, table in self.tables.items():
             n_columns = -(-depth // self.page) if table.window is None else table.n_entries
             entries = table.entries[:, :n_columns]

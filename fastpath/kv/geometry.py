@@ -10,7 +10,7 @@ formula for estimates, for what `inspect` prints, and for what KVCache allocates
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +62,9 @@ class Geometry:
         return {name: kind.page_bytes for name, kind in self.kinds.items()}
 
 
+PageCounts = Mapping[str, int] | Callable[[Geometry], Mapping[str, int]]  # kind -> N
+
+
 def plan(
     config,
     n_seqs: int,
@@ -69,9 +72,7 @@ def plan(
     chunk: int,
     kv_type: KVType | np.dtype,
     page: int = PAGE,
-    *,
-    n_pages: Mapping[str, int] | None = None,
-    spare_bytes: int = 0,
+    n_pages: PageCounts | None = None,
 ) -> Geometry:
     """The pages of a cache.
 
@@ -79,12 +80,13 @@ def plan(
         capacity: positions of a sequence
         chunk: most tokens of one sequence in a call
         kv_type: its name or names, or the dtype of numbers that are stored as they are
-        n_pages: kind -> N; of kinds that are not named, as many as `n_seqs` full sequences take
-        spare_bytes: of pages besides, for prefixes that nobody is using.  Whoever keeps them counts their
-            bytes and not their kinds, so there are so many of each kind; only those in use cost memory
+        n_pages: kind -> N, or a function that says so of the geometry of `n_seqs` full sequences; None: what
+            these take
     """
     if page < STEP or page % STEP:
         raise ValueError(f"pages of {page} positions, expected a multiple of {STEP}. Take {PAGE} if in doubt")
+    if callable(n_pages):
+        n_pages = n_pages(plan(config, n_seqs, capacity, chunk, kv_type, page))
     kinds = {}
     for name in (GLOBAL, SLIDING):
         layers = tuple(x for x in config.layers if x.owns_kv and (x.window is None) == (name == GLOBAL))
@@ -95,7 +97,7 @@ def plan(
         (window,) = windows
         n_entries = entries(window, capacity, chunk, page)
         page_bytes = sum(layer_bytes(layer, 1, page, kv_type) for layer in layers)
-        n = (n_pages or {}).get(name, n_seqs * n_entries) + spare_bytes // page_bytes
+        n = (n_pages or {}).get(name, n_seqs * n_entries)
         kinds[name] = Kind(name, layers, window, n_entries, n, page_bytes)
     return Geometry(page, kinds)
 

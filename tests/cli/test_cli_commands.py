@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.cache import cache_bytes
 from fastpath.cli.__main__ import main
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
@@ -54,10 +53,31 @@ class TestInspect:
         assert len(layers) == model.config.n_layers
         assert layers[3][1:6] == ["global", "-", "4", "1", "32"] and "own" in layers[3]
         assert layers[4][1:6] == ["sliding", "8", "4", "1", "16"] and layers[4][8:10] == ["layer", "2"]
-        assert f"({cache_bytes(model.config, 1, 100, 50)} bytes)" in out
         total = next(line for line in out.splitlines() if line.startswith("total"))
         n_values = sum(t.n_rows * t.row_len for t in model.file.tensors.values())
         assert total.split()[1:3] == [str(len(model.file.tensors)), str(n_values)]
+
+    @pytest.mark.parametrize("kv_type", ["f16", "bf16,f32"])
+    @pytest.mark.parametrize("n_seqs", [1, 3])
+    def test_bytes_of_the_cache_are_those_that_are_allocated(
+        self, twinpath, tiny_path, model, kv_type, n_seqs
+    ):
+        options = ["--context", 100, "--chunk", 50, "--sequences", n_seqs, "--kv-type", kv_type]
+        out = twinpath("inspect", tiny_path, *options).out
+        types = tuple(kv_type.split(",")) if "," in kv_type else kv_type
+        cache = Lanes(model, refimpl.ops, context_len=100, chunk=50, n_seqs=n_seqs, kv_type=types).cache
+        assert f"({cache.nbytes} bytes)" in out
+        rows = {
+            line.split()[0]: line.split()[1:]
+            for line in out.splitlines()
+            if line.startswith(("global ", "sliding "))
+        }
+        assert {kind: int(row[-3]) for kind, row in rows.items()} == {
+            kind: pool.n for kind, pool in cache.pools.items()
+        }
+        assert sum(int(row[-3]) * int(row[-2]) for row in rows.values()) == cache.nbytes
+        # layers, heads, size, pages of 64 for 100 positions, or for 7 + 50
+        assert rows["global"][:4] == ["1", "1", "32", "2"] and rows["sliding"][:4] == ["3", "1", "16", "2"]
 
     def test_context_beyond_the_model(self, fault, tiny_path):
         assert "made for 512" in fault("inspect", tiny_path, "--context", 513)

@@ -153,7 +153,7 @@ def test_a_lane_goes_back_as_far_as_its_window_reaches():
     cache.truncate(0, 480)
     cache.truncate(0, 423)  # sees 384
     check_integrity(cache)
-    with pytest.raises(ValueError, match="cannot go back to position 422: .* holds positions from 384 on"):
+    with pytest.raises(ValueError, match=r"cannot go back to position 422: .* holds positions from 384 on"):
         cache.truncate(0, 422)
     with pytest.raises(ValueError, match="cannot keep 424 of 423 positions"):
         cache.truncate(0, 424)
@@ -268,7 +268,7 @@ def test_a_pool_by_hand():
     assert pool.take() == 0  # the last one that was given back
     assert pool.take() == 2
     with pytest.raises(
-        OutOfPages, match="all 3 pages of global layers are taken. Give the cache more memory"
+        OutOfPages, match=r"all 3 pages of global layers are taken\. Give the cache more memory"
     ):
         pool.take()
     pool.drop(1)

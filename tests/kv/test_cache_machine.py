@@ -1,7 +1,7 @@
 """Lanes over pages against a dict: every position that a next token sees is where it was written.
 
-The pages' memory is that of a real cache whose rows of keys are numbered by hand: number `v` at position p of a
-lane is what the model last wrote there, whoever shares the page.
+The memory is that of a real cache, and keys are numbers: the one at position p of a lane is what was last
+written there, whoever shares the page.
 """
 
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def batch_of(parts):
 
 
 class Lanes(RuleBasedStateMachine):
-    """Sequences are lists of numbers, each used once; a kept prefix (what a tree would hold) is one of them."""
+    """Sequences are lists of numbers, each used once; what a prefix tree would keep is one of them."""
 
     @initialize(
         page=st.sampled_from([32, 64, 96]),
