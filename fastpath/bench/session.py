@@ -34,7 +34,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     prepare(args, engine, measure.positions(tests), "last", parts)
     model = engine.model  # packed, perhaps
     _touch_tables(model)
-    n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
+    n_cases = parity.check(model, engine.ops, engine.kv_type)
     n_cases += parity.check_replay(engine, sorted({test.n_seqs for test in tests if test.n_gen}))
     plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
     runner, results = Runner(engine), []

@@ -9,7 +9,8 @@
     arithmetic    scores: fma chains over 128 components, added up, ascending (kv_product.py)
                   exp(score - max), and their sum by steps of 32 positions (softmax.py)
                   values: fma chains over steps of 32 absolute positions, added up, ascending; one division
-                  at the end.  Keys and values are widened, exactly, to float32.
+                  at the end.  Keys and values are widened, exactly, to float32; of q8_0 and q4_0 that is
+                  a scale times a code.
 
 Nothing in this depends on other tokens, on the pages where keys lie, or on who computes what: both ways give
 the same bytes.  Read from memory are lanes, positions, the last position that a token sees (its own where
@@ -26,13 +27,13 @@ from fastpath.cpu.attention_relative import relative_kernel, scratch_of
 from fastpath.cpu.buffers import address, floats, integers, output, shaped, workspace
 from fastpath.cpu.kernel import f32_word
 from fastpath.cpu.kv_pages import check_read, check_table, check_written
-from fastpath.cpu.write_kv import write_kv_kernel
-from refimpl.kv_types import COLUMNS, STEP, shapes_of
+from fastpath.cpu.write_kv import write_all
+from refimpl.kv_types import STEP, shapes_of
 
 FEW = 16  # tokens that are computed in three steps
 SCORES_LIMIT = 1 << 26  # bytes of scores beyond which they are computed like many
 EVERYTHING = 1 << 40  # the window of a global layer
-GRAIN = 4  # tokens to write that a second thread is worth
+GRAIN = 4  # frames of the audio encoder that a second thread is worth
 
 
 def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
@@ -50,13 +51,7 @@ def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
             f"has {len(table)} lanes. Make it with more sequences"
         )
     check_written(table, len(k_pages), k_pages.shape[2] * STEP, lanes, positions)
-    n_threads = threads.num_threads()
-    args = (
-        address(k), address(v), address(k_pages), address(v_pages), address(lanes), address(positions),
-        *_table_words(table, k_pages), K, H, k_type.code, v_type.code,
-        workspace(64 * n_threads, "write_kv"),
-    )  # fmt: skip
-    threads.run(write_kv_kernel, args, T, GRAIN, n_threads)
+    write_all(k, v, k_pages, v_pages, k_type, v_type, lanes, positions, _table_words(table, k_pages))
 
 
 def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None, *, out=None):
@@ -112,13 +107,17 @@ def _table_words(table, k_pages):
 
 def _types(k_pages, v_pages, K, H, where):
     """The types of both arrays, if they have the shapes of pages of K heads of size H."""
-    shapes = shapes_of(len(k_pages), k_pages.shape[2] * STEP, K, H)
-    if (k_pages.shape, v_pages.shape) != shapes:
+    kinds = kv_types.of(k_pages, f"{where}: k_pages"), kv_types.of(v_pages, f"{where}: v_pages")
+    names = kinds[0].name, kinds[1].name
+    shapes = shapes_of(len(k_pages), k_pages.shape[2] * STEP, K, H, names)
+    are_whole = k_pages.flags.c_contiguous and v_pages.flags.c_contiguous
+    if (k_pages.shape, v_pages.shape) != shapes or not are_whole:
+        k_block, v_block = (", ".join(map(str, shape[3:])) for shape in shapes)
         raise ValueError(
-            f"{where}: k_pages {k_pages.shape}, v_pages {v_pages.shape}; expected [N, {K}, P/32, {H}, 32] "
-            f"and [N, {K}, P/32, {-(-H // COLUMNS)}, 32, 32]. Make them by KVCache"
+            f"{where}: k_pages {k_pages.shape}, v_pages {v_pages.shape}; expected [N, {K}, P/32, {k_block}] "
+            f"and [N, {K}, P/32, {v_block}] of {' and '.join(names)}, contiguous. Make them by KVCache"
         )
-    return kv_types.of(k_pages, f"{where}: k_pages"), kv_types.of(v_pages, f"{where}: v_pages")
+    return kinds
 
 
 def _check_reach(lanes, positions, firsts, lasts, window, R, S):

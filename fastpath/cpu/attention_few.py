@@ -13,15 +13,19 @@ the softmax by heads, values by components.  How many items a step has does not 
                  memory.
 """
 
-from fastpath.cpu import threads
+from fastpath.cpu import kv_types, threads
 from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import inlined, kernel
-from fastpath.cpu.kv_pages import block_at
+from fastpath.cpu.kv_pages import block_at, block_bytes
 from fastpath.cpu.kv_product import (
     SEGMENT,
+    keys_q4_0,
+    keys_q8_0,
     product_bf16,
     product_f16,
     product_f32,
+    values_q4_0,
+    values_q8_0,
 )
 from fastpath.cpu.simd import (
     div_f32,
@@ -37,10 +41,13 @@ from fastpath.cpu.softmax import softmax
 from refimpl.kv_types import COLUMNS, STEP
 
 ITEMS = 4  # of a step, per thread, if there are so many
+F32_BYTES, F16_BYTES, Q8_0_BYTES, Q4_0_BYTES = (  # of 32 positions by 32 components
+    kind.column_bytes for kind in (kv_types.F32, kv_types.F16, kv_types.Q8_0, kv_types.Q4_0)
+)
 
 
 @inlined
-def _scores(args, lo, hi, size, product):
+def _scores(args, lo, hi, column_bytes, product):
     q, pages, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
     ends, n_tokens, window = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
     table, lane_bytes, n_entries, page_blocks = (
@@ -48,7 +55,7 @@ def _scores(args, lo, hi, size, product):
     )  # fmt: skip
     n_kv_heads, n_heads, width = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
     scores, pitch, n_parts = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 144)
-    group, block_bytes = n_heads // n_kv_heads, STEP * width * size
+    group, n_bytes = n_heads // n_kv_heads, ld_i64(args + 152)
     for item in range(lo, hi):
         head, part = item % n_kv_heads, item // n_kv_heads
         for t in range(n_tokens):
@@ -59,41 +66,48 @@ def _scores(args, lo, hi, size, product):
             row = t * n_heads + head * group
             begin, end = n_blocks * part // n_parts, n_blocks * (part + 1) // n_parts
             following = 0
-            for block in range(begin, end):
+            for block in range(base + begin, base + end):
                 source = following
-                if block == begin:
-                    source = block_at(
-                        pages, lane, n_entries, page_blocks, base + block, head, n_kv_heads, block_bytes
-                    )
+                if block == base + begin:
+                    source = block_at(pages, lane, n_entries, page_blocks, block, head, n_kv_heads, n_bytes)
                 following = source
-                if block + 1 < end:
+                if STEP * (block + 1) <= last:  # maybe of the next part, which comes next
                     following = block_at(
-                        pages, lane, n_entries, page_blocks, base + block + 1, head, n_kv_heads, block_bytes
+                        pages, lane, n_entries, page_blocks, block + 1, head, n_kv_heads, n_bytes
                     )
                 for c in range(0, width, SEGMENT):
-                    ahead = STEP * size * SEGMENT
-                    if c + SEGMENT >= width:
-                        ahead = following - source - STEP * size * c
+                    segment = source + c // COLUMNS * column_bytes
+                    behind = segment + SEGMENT // COLUMNS * column_bytes if c + SEGMENT < width else following
                     product(
                         group, q + 4 * (width * row + c), 4 * width,
-                        source + STEP * size * c, min(SEGMENT, width - c), ahead,
-                        scores + pitch * row + 4 * STEP * block, pitch, c == 0,
+                        segment, 0, min(SEGMENT, width - c), behind - segment,
+                        scores + pitch * row + 4 * STEP * (block - base), pitch, c == 0,
                     )  # fmt: skip
 
 
 @kernel
 def _scores_f32(args, lo, hi, thread):
-    _scores(args, lo, hi, 4, product_f32)
+    _scores(args, lo, hi, F32_BYTES, product_f32)
 
 
 @kernel
 def _scores_f16(args, lo, hi, thread):
-    _scores(args, lo, hi, 2, product_f16)
+    _scores(args, lo, hi, F16_BYTES, product_f16)
 
 
 @kernel
 def _scores_bf16(args, lo, hi, thread):
-    _scores(args, lo, hi, 2, product_bf16)
+    _scores(args, lo, hi, F16_BYTES, product_bf16)
+
+
+@kernel
+def _scores_q8_0(args, lo, hi, thread):
+    _scores(args, lo, hi, Q8_0_BYTES, keys_q8_0)
+
+
+@kernel
+def _scores_q4_0(args, lo, hi, thread):
+    _scores(args, lo, hi, Q4_0_BYTES, keys_q4_0)
 
 
 @kernel
@@ -111,7 +125,7 @@ def softmax_kernel(args, lo, hi, thread):
 
 
 @inlined
-def _values(args, lo, hi, thread, size, product):
+def _values(args, lo, hi, thread, column_bytes, product):
     pages, lanes, positions, ends = (
         ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24), ld_i64(args + 32),
     )  # fmt: skip
@@ -122,8 +136,7 @@ def _values(args, lo, hi, thread, size, product):
     n_kv_heads, n_heads, width = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
     scores, pitch, sums, out = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128), ld_i64(args + 136)
     n_columns, totals = ld_i64(args + 144), ld_i64(args + 152) + thread * ld_i64(args + 160)
-    group, column_bytes = n_heads // n_kv_heads, STEP * COLUMNS * size
-    block_bytes = (width + COLUMNS - 1) // COLUMNS * column_bytes
+    group, n_bytes = n_heads // n_kv_heads, ld_i64(args + 168)
     n_pieces = (width + n_columns - 1) // n_columns
     for item in range(lo, hi):
         head, left = item // n_pieces, item % n_pieces * n_columns
@@ -134,24 +147,21 @@ def _values(args, lo, hi, thread, size, product):
             base = first // STEP * STEP
             lane = table + lane_bytes * ld_i32(lanes + 4 * t)
             row = t * n_heads + head * group
-            following = 0
+            front = block_at(pages, lane, n_entries, page_blocks, base // STEP, head, n_kv_heads, n_bytes)
+            following = front
             for step in range(base, last + 1, STEP):
-                block, source = step // STEP, following
-                if step == base:
-                    source = block_at(
-                        pages, lane, n_entries, page_blocks, block, head, n_kv_heads, block_bytes
-                    )
-                following = source
+                source = following
                 if step + STEP <= last:
                     following = block_at(
-                        pages, lane, n_entries, page_blocks, block + 1, head, n_kv_heads, block_bytes
+                        pages, lane, n_entries, page_blocks, step // STEP + 1, head, n_kv_heads, n_bytes
                     )
+                elif right < width:  # the next columns, which come next
+                    following = front + n_columns // COLUMNS * column_bytes
                 begin, end = max(step, first), min(step + STEP, last + 1)
                 probs = scores + pitch * row + 4 * (begin - base)
-                seen = source + COLUMNS * size * (begin - step)
                 for c in range(left, right, COLUMNS):
                     product(
-                        group, probs, pitch, seen + c // COLUMNS * column_bytes, end - begin,
+                        group, probs, pitch, source + c // COLUMNS * column_bytes, begin - step, end - begin,
                         following - source, totals + 4 * group * (c - left), 4 * COLUMNS, step == base,
                     )  # fmt: skip
             for c in range(left, right, 16):
@@ -165,25 +175,40 @@ def _values(args, lo, hi, thread, size, product):
 
 @kernel
 def _values_f32(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 4, product_f32)
+    _values(args, lo, hi, thread, F32_BYTES, product_f32)
 
 
 @kernel
 def _values_f16(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 2, product_f16)
+    _values(args, lo, hi, thread, F16_BYTES, product_f16)
 
 
 @kernel
 def _values_bf16(args, lo, hi, thread):
-    _values(args, lo, hi, thread, 2, product_bf16)
+    _values(args, lo, hi, thread, F16_BYTES, product_bf16)
 
 
-SCORES = {"f32": _scores_f32, "f16": _scores_f16, "bf16": _scores_bf16}
-VALUES = {"f32": _values_f32, "f16": _values_f16, "bf16": _values_bf16}
+@kernel
+def _values_q8_0(args, lo, hi, thread):
+    _values(args, lo, hi, thread, Q8_0_BYTES, values_q8_0)
+
+
+@kernel
+def _values_q4_0(args, lo, hi, thread):
+    _values(args, lo, hi, thread, Q4_0_BYTES, values_q4_0)
+
+
+SCORES = {
+    "f32": _scores_f32, "f16": _scores_f16, "bf16": _scores_bf16, "q8_0": _scores_q8_0, "q4_0": _scores_q4_0,
+}  # fmt: skip
+VALUES = {
+    "f32": _values_f32, "f16": _values_f16, "bf16": _values_bf16, "q8_0": _values_q8_0, "q4_0": _values_q4_0,
+}  # fmt: skip
 
 
 def few_tokens(words, k_pages, v_pages, k_type, v_type, pitch, out):
     """The call whose first fourteen argument words are given; pitch: bytes of a row of scores."""
+    k_bytes, v_bytes = block_bytes(k_pages), block_bytes(v_pages)
     q, T, K, N, H = words[0], words[5], *words[-3:]
     n_threads = threads.num_threads()
     wanted = -(-ITEMS * n_threads // K)  # items per key/value head
@@ -192,8 +217,9 @@ def few_tokens(words, k_pages, v_pages, k_type, v_type, pitch, out):
     scores = workspace(T * N * (pitch + 4) + n_threads * totals_bytes + 64, "attention")
     sums = scores + T * N * pitch
     words = (*words[2:], scores, pitch, sums, address(out))
-    threads.run(SCORES[k_type.name], (q, address(k_pages), *words, wanted), K * wanted, 1, n_threads)
+    args = (q, address(k_pages), *words, wanted, k_bytes)
+    threads.run(SCORES[k_type.name], args, K * wanted, 1, n_threads)
     threads.run(softmax_kernel, (q, 0, *words), T * N, 1, n_threads)
     totals = -(-(sums + 4 * T * N) // 64) * 64
-    args = (q, address(v_pages), *words, n_columns, totals, totals_bytes)
+    args = (q, address(v_pages), *words, n_columns, totals, totals_bytes, v_bytes)
     threads.run(VALUES[v_type.name], args, K * -(-H // n_columns), 1, n_threads)

@@ -4,6 +4,8 @@ Kernels read the table from memory, so that a recorded program follows it.  Wrap
 that a call reads or writes exists; a replay does not, and relies on the cache.
 """
 
+import math
+
 import numpy as np
 
 from fastpath.cpu.kernel import helper
@@ -18,6 +20,11 @@ def block_at(pages, row, n_entries, page_blocks, block, head, n_kv_heads, block_
     """
     page = ld_i32(row + 4 * (block // page_blocks % n_entries))
     return pages + ((page * n_kv_heads + head) * page_blocks + block % page_blocks) * block_bytes
+
+
+def block_bytes(pages):
+    """Bytes of 32 positions of one head."""
+    return math.prod(pages.shape[3:]) * pages.itemsize
 
 
 def check_table(table, where):

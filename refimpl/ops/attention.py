@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from refimpl import kv_tiles
 from refimpl.kv_types import COLUMNS, STEP
 
 
@@ -14,6 +15,7 @@ def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
         k, v       f[T, K, H]
         k_pages    [N, K, P/32, H, 32]         written in place; slot s is [s // 32, :, s % 32]
         v_pages    [N, K, P/32, H/32, 32, 32]  written in place; slot s is [s // 32, :, s % 32, :]
+                   u8[N, K, P/32, H/32, bytes] either of them, in tiles (kv_tiles.py)
         table      i[R, E]                     pages of P positions, by lane and page number; -1: none
         seq_ids    i[T]  lanes
         positions  i[T]
@@ -26,13 +28,31 @@ def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
         Both lie in blocks of 32 positions.  Keys are transposed there: a vector register then holds one
         component of 16 positions, and the sums of q·k for all of them need no sums across lanes.  Values are
         cut into columns of 32 components, so that who computes some columns reads one piece per block.
-        Pages may have a smaller type than the call (`narrow`).
+        Pages may have a smaller type than the call (`narrow`, `kv_tiles.quantize`).
     """
-    T, K, H = k.shape
-    pages, blocks, places = _find(k_pages, table, seq_ids, positions)
-    k_pages[pages, :, blocks, :, places] = narrow(k, k_pages.dtype)
-    padded = np.pad(v, ((0, 0), (0, 0), (0, -H % COLUMNS)))
-    v_pages[pages, :, blocks, :, places] = narrow(padded, v_pages.dtype).reshape(T, K, -1, COLUMNS)
+    found = _find(k_pages, table, seq_ids, positions)
+    _store(k, k_pages, found, of_keys=True)
+    _store(v, v_pages, found, of_keys=False)
+
+
+def _store(x, pages, found, of_keys):
+    T, K, H = x.shape
+    if pages.dtype == np.uint8:
+        kv_tiles.store(x, pages, found, of_keys)
+        return
+    if not of_keys:
+        x = np.pad(x, ((0, 0), (0, 0), (0, -H % COLUMNS))).reshape(T, K, -1, COLUMNS)
+    number, blocks, places = found
+    pages[number, :, blocks, :, places] = narrow(x, pages.dtype)
+
+
+def _load(pages, found, of_keys, dtype):
+    """f[n, K, H or more]: what n positions have stored; components from H on are 0."""
+    number, blocks, places = found
+    if pages.dtype == np.uint8:
+        return kv_tiles.load(pages, found, of_keys).astype(dtype)
+    x = widen(pages[number, :, blocks, :, places], dtype)
+    return x if of_keys else x.reshape(*x.shape[:2], -1)
 
 
 def _find(pages, table, seq_ids, positions):
@@ -76,18 +96,17 @@ def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None)
         ascending; one division at the end.
     """
     T, N, H = q.shape
-    _, K, n_blocks, _, _ = k_pages.shape
-    S = table.shape[1] * n_blocks * STEP
+    K, P = k_pages.shape[1], k_pages.shape[2] * STEP
+    S = table.shape[1] * P
     out = np.empty_like(q)
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
         last = p if ends is None else int(ends[t])
         assert last - first < S, f"position {p} sees {last - first + 1} keys, a lane holds {S}"
-        pages, blocks, places = _find(k_pages, table, seq_ids[t], np.arange(first, last + 1))
-        k = widen(k_pages[pages, :, blocks, :, places], q.dtype)  # [keys, K, H]
-        v = widen(v_pages[pages, :, blocks, :, places], q.dtype)  # [keys, K, H/32, 32]
-        v = v.reshape(len(v), K, -1)[..., :H]
+        found = _find(k_pages, table, seq_ids[t], np.arange(first, last + 1))
+        k = _load(k_pages, found, True, q.dtype)[..., :H]  # [keys, K, H]
+        v = _load(v_pages, found, False, q.dtype)[..., :H]
         scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)

@@ -136,7 +136,10 @@ def test_decode_reads_each_matrix_once_and_the_keys_in_sight(paths, packed):
         n_depth + 1 if layer.window is None else min(n_depth + 1, layer.window)
         for layer in model.config.layers
     ]
-    per_key = [layer.n_kv_heads * layer.head_dim * (2 + 4) for layer in model.config.layers]
+    per_key = [  # values lie in columns of 32 components
+        layer.n_kv_heads * (2 * layer.head_dim + 4 * -(-layer.head_dim // 32) * 32)
+        for layer in model.config.layers
+    ]
     assert result.traffic.kv_bytes == sum(n * size for n, size in zip(n_keys, per_key, strict=True))
 
 
@@ -272,7 +275,7 @@ def test_parity_is_green_and_looks_at_every_format(paths, family):
     engine = engine_of(paths[family])
     looked_at = []
     for what, wrong in parity._cases(
-        engine.model, engine.ops, ops_for("ref"), np.random.default_rng(0), engine.cache.dtypes, "int8"
+        engine.model, engine.ops, ops_for("ref"), np.random.default_rng(0), engine.kv_type, "int8"
     ):
         looked_at.append(what)
         assert wrong() == "", what
