@@ -151,7 +151,7 @@ class KVCache:
             OutOfPages, ValueError (the window before `first` is gone): nothing has changed
         """
         spans = list(spans)
-        with self._all_or_nothing():
+        with self._all_or_nothing(*(lane for lane, *_ in spans)):
             for lane, first, _ in spans:
                 self._ready[lane] = (0, 0)
                 for table in self.tables.values():
@@ -181,7 +181,7 @@ class KVCache:
 
     def adopt(self, lane: int, n: int, pages: Mapping[str, Iterable[tuple[int, int]]]) -> None:
         """An empty lane starts with n positions that are in these pages, as (page number, page)."""
-        with self._all_or_nothing():
+        with self._all_or_nothing(lane):
             for name, table in self.tables.items():
                 table.adopt(lane, n, dict(pages.get(name, ())))
             self._lengths[lane], self._ready[lane] = n, (0, 0)
@@ -197,7 +197,7 @@ class KVCache:
             raise ValueError(
                 f"lane {lane}: cannot keep {n} of {self._lengths[lane]} positions. Ask for fewer"
             )
-        with self._all_or_nothing():
+        with self._all_or_nothing(lane):
             for table in self.tables.values():
                 table.cut(lane, n)
             self._lengths[lane], self._ready[lane] = n, (0, 0)
@@ -224,22 +224,26 @@ class KVCache:
     # How it is done.
 
     @contextmanager
-    def _all_or_nothing(self):
-        before = (
-            [pool.state() for pool in self.pools.values()],
-            [table.state() for table in self.tables.values()],
-            self._lengths.copy(),
-            self._ready.copy(),
-        )
+    def _all_or_nothing(self, *lanes: int):
+        """Changes of these lanes."""
+        tables = [(table, lane, table.state(lane)) for table in self.tables.values() for lane in lanes]
+        before = [(lane, self._lengths[lane], self._ready[lane]) for lane in lanes]
+        for pool in self.pools.values():
+            pool.end()  # of changes whose end was interrupted
         try:
+            for pool in self.pools.values():
+                pool.begin()
             yield
         except BaseException:  # an interrupt as well
-            pools, tables, self._lengths, self._ready = before
-            for pool, state in zip(self.pools.values(), pools, strict=True):
-                pool.restore(state)
-            for table, state in zip(self.tables.values(), tables, strict=True):
-                table.restore(state)
+            for pool in self.pools.values():
+                pool.undo()
+            for table, lane, state in tables:
+                table.restore(lane, state)
+            for lane, length, ready in before:
+                self._lengths[lane], self._ready[lane] = length, ready
             raise
+        for pool in self.pools.values():
+            pool.end()
 
     def _count_shares(self) -> int:
         return sum([pool.n_shares for pool in self.pools.values()])

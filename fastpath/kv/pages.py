@@ -1,7 +1,5 @@
 """PagePool: which pages are free, and how many owners each of the others has.  Numbers only, no memory."""
 
-PoolState = tuple[list[int], list[int]]
-
 
 class OutOfPages(RuntimeError):
     """All pages of a pool are taken."""
@@ -23,6 +21,7 @@ class PagePool:
         """All pages are free."""
         self.refs = [0] * self.n
         self._free = list(range(self.n - 1, -1, -1))
+        self.end()
 
     @property
     def n_free(self) -> int:
@@ -44,7 +43,12 @@ class PagePool:
                 f"all {self.n} pages of {self.name or 'the cache'} are taken. "
                 "Give the cache more memory, or wait until a sequence has ended"
             )
-        page = self._free.pop()
+        page = self._free[-1]
+        if self._is_open:
+            self._counts.append((page, 0))
+            if len(self._free) == self._n_before - len(self._popped):
+                self._popped.append(page)
+        self._free.pop()
         self.refs[page] = 1
         return page
 
@@ -52,6 +56,8 @@ class PagePool:
         """One owner more."""
         if self.refs[page] < 1:
             raise ValueError(f"page {page} of {self.name or 'the cache'} is free, so nobody can share it")
+        if self._is_open:
+            self._counts.append((page, self.refs[page]))
         self.refs[page] += 1
         self.n_shares += 1
 
@@ -59,13 +65,29 @@ class PagePool:
         """One owner less; without owners the page is free."""
         if self.refs[page] < 1:
             raise ValueError(f"page {page} of {self.name or 'the cache'} is free: it was given back before")
+        if self._is_open:
+            self._counts.append((page, self.refs[page]))
         self.refs[page] -= 1
         if self.refs[page] == 0:
             self._free.append(page)
 
-    def state(self) -> PoolState:
-        return self.refs.copy(), self._free.copy()
+    # Changes that are made together: begin, then end, or undo.  Each is noted before it is made, and undoing
+    # what was not made does nothing, so that an interrupt may come anywhere between.
 
-    def restore(self, state: PoolState) -> None:
-        """All pages as they were at `state`."""
-        self.refs, self._free = state
+    def begin(self) -> None:
+        self._counts: list[tuple[int, int]] = []  # (page, its owners before)
+        self._popped: list[int] = []  # of the free pages that there were, those taken
+        self._n_before = len(self._free)
+        self._is_open = True
+
+    def end(self) -> None:
+        self._is_open = False
+
+    def undo(self) -> None:
+        """All pages as they were at `begin`, if there was one."""
+        if not self._is_open:
+            return
+        for page, count in reversed(self._counts):
+            self.refs[page] = count
+        self._free[self._n_before - len(self._popped) :] = reversed(self._popped)
+        self._is_open = False

@@ -7,7 +7,7 @@ import numpy as np
 from fastpath.kv.pages import PagePool
 
 Copy = Callable[[int, int], None]  # (from page, to page), in all layers of the kind
-TableState = tuple[np.ndarray, list[int], list[int]]
+LaneState = tuple[np.ndarray, int, int]
 
 
 class PageTable:
@@ -110,11 +110,11 @@ class PageTable:
             self.entries[lane, number % self.n_entries] = pages[number]
             self.high[lane] += 1
 
-    def state(self) -> TableState:
-        return self.entries.copy(), self.low.copy(), self.high.copy()
+    def state(self, lane: int) -> LaneState:
+        return self.entries[lane].copy(), self.low[lane], self.high[lane]
 
-    def restore(self, state: TableState) -> None:
-        self.entries[:], self.low, self.high = state
+    def restore(self, lane: int, state: LaneState) -> None:
+        self.entries[lane], self.low[lane], self.high[lane] = state
 
     def _stop(self, n: int) -> int:
         """The number behind the last page of n positions."""

@@ -132,18 +132,20 @@ def test_who_was_shared_with_since_copies_too():
 def test_out_of_pages_changes_nothing():
     cache = KVCache(mixed(40), 3, 200, 50, page=32, n_pages={"global": 4, "sliding": 9})
     cache.reserve(batch((0, 0, 40), (1, 0, 33)))
-    before = [cache.held(lane) for lane in range(3)], [pool.state() for pool in cache.pools.values()]
+    before = _books(cache)
     with pytest.raises(OutOfPages, match="all 4 pages of global layers are taken"):
         cache.reserve(batch((1, 33, 10), (2, 0, 3)))
-    assert (
-        [cache.held(lane) for lane in range(3)],
-        [pool.state() for pool in cache.pools.values()],
-    ) == before
+    assert _books(cache) == before
     assert [cache.length(lane) for lane in range(3)] == [40, 33, 0]
     check_integrity(cache)
     cache.release(0)
     cache.reserve(batch((1, 33, 10), (2, 0, 3)))
     check_integrity(cache)
+
+
+def _books(cache):
+    lanes = [cache.held(lane) for lane in range(cache.n_seqs)]
+    return lanes, [(pool.refs.copy(), pool.free) for pool in cache.pools.values()]
 
 
 def test_a_lane_goes_back_as_far_as_its_window_reaches():
