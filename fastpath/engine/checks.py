@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from fastpath.engine.request import Request
-from fastpath.kv.geometry import GLOBAL
+from fastpath.kv.geometry import GLOBAL, Geometry
 from fastpath.lanes import Lanes
 
 
@@ -18,11 +18,24 @@ def check_request(request: Request, lanes: Lanes) -> None:
     if n > lanes.context_len:
         raise ValueError(lanes.too_long(n))
     if request.max_tokens < 0:
-        raise ValueError(f"max_tokens {request.max_tokens}, expected at least 0")
+        raise ValueError(
+            f"max_tokens {request.max_tokens}, expected at least 0: the prompt alone is computed"
+        )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)
     lanes.check_cuts(n, request.soft)
-    _check_pages(n, lanes)
+    _check_memory(n, lanes)
+
+
+def check_pages(geometry: Geometry) -> None:
+    """A lone sequence can use the whole chunk, or ValueError."""
+    for name, kind in geometry.kinds.items():
+        least = 1 if kind.window is None else kind.n_entries
+        if kind.n_pages < least:
+            raise ValueError(
+                f"{kind.n_pages} pages of {name} layers, expected at least {least}: the window and the "
+                "chunk of one sequence. Give the cache more, or make the chunk smaller"
+            )
 
 
 def _check_soft(request: Request, lanes: Lanes) -> None:
@@ -35,7 +48,8 @@ def _check_soft(request: Request, lanes: Lanes) -> None:
             )
         if not 0 <= item.start <= item.stop <= n:
             raise ValueError(
-                f"soft tokens {item.start} .. {item.stop - 1}, expected them inside of the prompt's {n} tokens"
+                f"soft tokens {item.start} .. {item.stop - 1}, expected them inside the prompt's {n} tokens. "
+                "Number the placeholders again"
             )
     for before, item in pairwise(request.soft):
         if before.stop > item.start:
@@ -45,7 +59,7 @@ def _check_soft(request: Request, lanes: Lanes) -> None:
             )
 
 
-def _check_pages(n: int, lanes: Lanes) -> None:
+def _check_memory(n: int, lanes: Lanes) -> None:
     pools, page = lanes.cache.pools, lanes.cache.page
     if GLOBAL in pools and n > pools[GLOBAL].n * page:
         raise ValueError(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastpath.engine.checks import check_request
+from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
 from fastpath.engine.scheduler import Parts, Plan, Scheduler, Task
 from fastpath.engine.store import Store, full_and_spare, share_out
@@ -32,10 +32,7 @@ from refimpl.batch import Batch, make_batch
 from refimpl.frontend.sampling import sample
 
 Progress = Callable[[int, int], None]
-KEPT_RESULTS, KEPT_TOKENS = (
-    1000,
-    1 << 20,
-)  # of finished requests: the latest can be asked for, memory is bounded
+KEPT_RESULTS, KEPT_TOKENS = 1000, 1 << 20  # of the latest requests that are finished
 LAST = 1 << 62  # index of an event behind all tokens
 
 
@@ -58,7 +55,7 @@ class _Made:
 class Engine:
     """
     n_seqs        requests that are computed at the same time; others wait, first come, first served
-    kv_bytes      of keys and values, kept prefixes included; None: for `n_seqs` full sequences and some prefixes
+    kv_bytes      of keys and values, kept ones included; None: for `n_seqs` full sequences and a few more
     n_pages       instead of kv_bytes: kind of layers ("global", "sliding") -> pages
     prefix_cache  what was computed stays for requests that begin alike, until its pages are needed
     Others as in Lanes.
@@ -104,6 +101,7 @@ class Engine:
             dtype=dtype,
             replay=replay,
         )
+        check_pages(self.lanes.cache.geometry)
         self._store = Store(self.lanes, self._record_of, prefix_cache=prefix_cache)
         self._scheduler = Scheduler(self._store, n_seqs, self.lanes.chunk)
         self._stepping = threading.Lock()  # whoever has it may touch scheduler, store and lanes

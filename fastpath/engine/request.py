@@ -45,7 +45,7 @@ class Usage:
     generated    tokens of the answer
     recomputed   tokens that went through the model again, because pages ran out and the request had to wait
     preemptions  how often that was
-    queue_s      seconds until it was first admitted; prefill_s: from there to the first token; decode_s: since
+    queue_s      seconds until it was first admitted; prefill_s: until the first token; decode_s: after it
     """
 
     prompt: int

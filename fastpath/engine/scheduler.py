@@ -1,4 +1,4 @@
-"""Who computes what in the next call: decided from lengths and free pages, without arrays and without a model.
+"""Who computes what in the next call: decided from lengths and free pages, without arrays or a model.
 
     waiting ──admit──► running ──► every task with one token to go: that token (it decodes)
        ▲                  │        those with more (a prompt): a chunk each, as far as the budget goes

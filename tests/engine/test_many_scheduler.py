@@ -210,7 +210,7 @@ def test_what_the_others_do_not_need_is_the_oldest_ones():
 
 
 def test_the_youngest_gives_its_pages_back_and_is_first_in_the_queue():
-    """Of 80 pages two newcomers may want 36 each before long, a third one waits; at 40 each there are no more."""
+    """Of 80 pages two newcomers may want 36 each before long, and a third waits; at 40 each all are taken."""
     scheduler = scheduler_of(n_pages=80)
     tasks = [Task(i, 15, 1000) for i in range(3)]
     for task in tasks:
