@@ -211,7 +211,6 @@ class Engine:
         with self._moved:
             record = self._live.get(id)
             if record is not None:
-                record.measure(time.perf_counter())
                 return record.result()
             if id not in self._finished:
                 latest = f"of {self._n_added} so far, the latest {len(self._finished)} finished ones are kept"
@@ -250,6 +249,7 @@ class Engine:
     # One step.
 
     def _step(self) -> None:
+        began = time.perf_counter()
         self._recover()
         self._in_books = True
         self._take_in()
@@ -261,7 +261,7 @@ class Engine:
             logits = self.lanes.forward(batch)  # an interrupt here costs this call and nothing else
             self._made = self._sampled(plan.parts, logits)
             self._in_books = True
-            self._write_down(self._made)
+            self._write_down(self._made, began)
             self._made = ()
             self._in_books = False
 
@@ -284,7 +284,8 @@ class Engine:
             self._store.admitted(task)
             record = self._live[task.id]
             usage = record.usage
-            record.admitted = record.admitted or now
+            if not record.is_admitted:
+                record.is_admitted, usage.queue_s = True, now - record.began
             usage.cached = min(task.n_done, usage.prompt)
             usage.computed = usage.prompt - usage.cached
             usage.recomputed += max(0, record.n_computed - task.n_done)
@@ -349,7 +350,7 @@ class Engine:
         wanted = logits.copy() if request.want_logits else None
         return _Made(record, n, n, token, wanted, "length" if n + 1 == record.task.most else None)
 
-    def _write_down(self, made: Sequence[_Made]) -> None:
+    def _write_down(self, made: Sequence[_Made], began: float) -> None:
         now = time.perf_counter()
         if any(isinstance(each.error, NotFiniteError) for each in made):
             self._store.forget_prefixes()  # chunks of the prompt may be in it, with NaN among their keys
@@ -362,15 +363,16 @@ class Engine:
                 self._scheduler.remove(task)
             else:
                 self._store.advanced(task)
-            self._tell(each, now)
+            _clock(record, began, now)
+            self._tell(each)
             task.n_tokens = len(record.ids)
 
-    def _tell(self, each: _Made, now: float) -> None:
+    def _tell(self, each: _Made) -> None:
         """What others see of it. Doing it again changes nothing."""
         record = each.record
         if each.token is not None:
             record.ids[each.n_known :] = [each.token]
-            record.first_token = record.first_token or now
+            record.usage.generated = record.n_answer
             index = each.n_known - record.n_prompt
             with self._moved:
                 if not record.is_streamed:
@@ -383,7 +385,6 @@ class Engine:
             if record.id not in self._live:
                 return
             record.error = error
-            record.measure(time.perf_counter())
             record.reason = reason
             result = record.result()
             if not record.is_streamed:
@@ -435,7 +436,7 @@ class Engine:
         if not self._in_books:
             return
         for each in self._made:
-            self._tell(each, time.perf_counter())
+            self._tell(each)
         self._made = ()
         self._store.clear()
         self._scheduler = Scheduler(self._store, self._scheduler.n_seqs, self.lanes.chunk)
@@ -449,6 +450,16 @@ class Engine:
 
     def _record_of(self, task: Task) -> Record:
         return self._live[task.id]
+
+
+def _clock(record: Record, began: float, now: float) -> None:
+    """Counts a call of which the record was a part; before it has another token."""
+    usage = record.usage
+    if record.n_answer:
+        usage.decode_s += now - began
+    else:
+        usage.prefill_s += now - began
+        usage.first_s = now - record.began
 
 
 def _rows(records: Sequence[Record]) -> Batch:

@@ -45,7 +45,10 @@ class Usage:
     generated    tokens of the answer
     recomputed   tokens that went through the model again, because pages ran out and the request had to wait
     preemptions  how often that was
-    queue_s      seconds until it was first admitted; prefill_s: until the first token; decode_s: after it
+    queue_s      seconds until it was first admitted
+    first_s      seconds until its first token
+    prefill_s    seconds of the calls that computed its prompt, with whoever else was in them
+    decode_s     seconds of the calls after its first token
     """
 
     prompt: int
@@ -55,6 +58,7 @@ class Usage:
     recomputed: int = 0
     preemptions: int = 0
     queue_s: float = 0.0
+    first_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
@@ -112,8 +116,7 @@ class Record:
     usage: Usage
     began: float
     n_computed: int = 0
-    admitted: float | None = None
-    first_token: float | None = None
+    is_admitted: bool = False
     reason: Reason | None = None
     error: Exception | None = None
     is_sound: bool = True
@@ -133,11 +136,3 @@ class Record:
 
     def result(self) -> Result:
         return Result(tuple(self.ids[self.n_prompt :]), self.reason, self.usage, self.error)
-
-    def measure(self, now: float) -> None:
-        """Brings the usage up to date."""
-        usage, start = self.usage, self.admitted or now
-        usage.generated = self.n_answer
-        usage.queue_s = start - self.began
-        usage.prefill_s = (self.first_token or now) - start
-        usage.decode_s = now - (self.first_token or now)

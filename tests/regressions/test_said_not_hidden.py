@@ -5,8 +5,8 @@ import pytest
 
 import refimpl.ops
 from fastpath.cli.__main__ import main
+from fastpath.engine import Engine
 from fastpath.generate import generate
-from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import QTensor, open_gguf, write_gguf
 from refimpl.frontend.sampling import SamplingParams
@@ -44,7 +44,7 @@ def test_d5_a_token_for_ever_ends_at_the_limit(tmp_path):
         )
 
     model = load_model(rewritten(tmp_path / "m.gguf", mute))
-    generation = generate(Lanes(model, refimpl.ops), tiny.prompt("12b")[:5], SamplingParams(), 12)
+    generation = generate(Engine(model, refimpl.ops), tiny.prompt("12b")[:5], SamplingParams(), 12)
     assert list(generation) == [0] * 12
     assert generation.reason == "length"
 
