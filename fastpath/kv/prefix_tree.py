@@ -213,25 +213,26 @@ class PrefixTree:
         """
         if self.window is None:
             return known, []
+        tried = known + 1
         for i in range(len(path) - 1, -1, -1):
-            node = path[i]
-            for number in sorted(node.windows, reverse=True):
-                n = key.outside(min(known, node.stop, (number + 1) * self.page))
-                if n <= max(node.start, number * self.page):
-                    continue
-                windows = self._window_before(path[: i + 1], n)
-                if windows is not None:
-                    return n, windows
+            for number in sorted(path[i].windows, reverse=True):
+                n = key.outside(min(known, path[i].stop, (number + 1) * self.page))
+                if n < tried:
+                    tried = n
+                    windows = self._window_before(path[: i + 1], n)
+                    if windows is not None:
+                        return n, windows
         return 0, []
 
     def _window_before(self, path: list[Node], n: int) -> list[tuple[int, int]] | None:
-        """The sliding pages of the window before n, which lies in the last node; None: one is missing."""
+        """The sliding pages of the window before n, which lies in the path; None: one is missing.
+
+        Of the nodes on a page, the one that holds its last position before n has the page that is right so far.
+        """
         pages = []
         i = len(path) - 1
         for number in range((n - 1) // self.page, self._first_page(n) - 1, -1):
-            last = (
-                min(n, (number + 1) * self.page) - 1
-            )  # the node that holds it has the page that is right so far
+            last = min(n, (number + 1) * self.page) - 1
             while path[i].start > last:
                 i -= 1
             window = path[i].windows.get(number)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fastpath.kv.pages import OutOfPages
+from fastpath.kv.pages import OutOfPages, PagePool
+from fastpath.kv.prefix_check import check_tree
 from fastpath.kv.prefix_key import prefix_key
-from fastpath.kv.prefix_tree import SHORTEST
+from fastpath.kv.prefix_tree import SHORTEST, PrefixTree
 from refimpl.batch import SoftTokens
 from tests.kv.prefix_world import PAGE_BYTES, World, media
 
@@ -64,9 +65,6 @@ def test_a_long_prompt_leaves_checkpoints_on_its_way():
 )
 def test_checkpoints_cost_no_more_than_what_they_stand_in(window, page_bytes, spacing):
     """A window of 512 touches 9 pages of 64: of E2B these weigh as much as 18 global ones."""
-    from fastpath.kv.pages import PagePool
-    from fastpath.kv.prefix_tree import PrefixTree
-
     pools = {kind: PagePool(1) for kind in page_bytes}
     assert PrefixTree(pools, window, 64, 1 << 40, page_bytes).spacing == spacing
 
@@ -300,6 +298,29 @@ def test_the_least_recently_used_goes_first():
     assert world.tree.nbytes <= 2 * each
 
 
+def test_a_leaf_that_was_used_again_is_younger():
+    world = World(window=8, page=4)
+    for seed in (1, 2):
+        world.run(words(24, seed))
+    world.run(words(24, 1))
+    assert world.evict("global", 1) == 6
+    assert [world.tree.match(world.key([*words(24, seed), 9])).n for seed in (1, 2)] == [24, 0]
+
+
+def test_being_used_again_and_again_takes_no_memory():
+    world = World(window=8, page=4)
+    prompts = [words(24, seed) for seed in range(30)]
+    for ids in prompts:
+        world.run(ids)
+    for _ in range(20):
+        for ids in prompts:
+            world.tree.used(world.tree.match(world.key([*ids, 9])))
+            check_tree(world.tree)
+    assert len(world.tree._leaves) < 400
+    assert world.evict("global", 1) == 6
+    assert [ids for ids in prompts if not world.tree.match(world.key([*ids, 9])).n] == prompts[:1]
+
+
 def test_eviction_by_kind():
     world = World(window=8, page=4, n_pages=64)
     for seed in range(3):
@@ -344,16 +365,63 @@ def test_an_inner_checkpoint_goes_without_its_tokens():
     assert world.tree.match(world.key([*chat, 9])).n == 40
 
 
+def test_a_window_that_is_there_is_not_held_twice():
+    """The windows of 29 and of 33 tokens have two pages in common: whoever brings the first once more, in
+    pages of its own, adds the third."""
+    world = World(window=8, page=4)
+    first = words(33)
+    lanes = [world.start(first) for _ in range(2)]
+    for stop in (29, 33):
+        world.write(lanes[0], stop)
+        world.insert(lanes[0])
+    world.release(lanes[0])
+    assert world.evict("sliding", 1) == 1  # of 29: page 5; 6 and 7 are of the window of 33 as well
+    before = world.tree.nbytes
+    world.write(lanes[1], 29)
+    world.insert(lanes[1])
+    assert world.tree.nbytes == before + PAGE_BYTES["sliding"]
+    world.release(lanes[1])
+    world.check()
+
+
+def test_runs_that_join_keep_the_longer_page_and_the_media():
+    """Two continue inside one page; the one whose page the common run holds goes, the other one joins it."""
+    world = World(window=30, page=4)
+    common = [5, 6, *photo(1, 3), 7]
+    one, two = common + words(9, seed=1), common + words(9, seed=2)
+    world.run(common)
+    world.run(one)
+    world.run(two)  # the common run has the page of `two`
+    world.tree.used(world.tree.match(world.key([*one, 9])))
+    while len(world.tree._by_age) > 1:
+        world.tree._forget(next(iter(world.tree._by_age)))
+        world.check()
+        world.prefixes()
+    assert world.tree.match(world.key([*one, 9])).n == len(one)
+    other = [5, 6, *photo(2, 3), 7]
+    assert world.tree.match(world.key([*other, 9])).n == 2
+
+
+def test_a_prompt_that_is_inserted_inside_an_image_is_kept_up_to_it():
+    world = World(window=30, page=4, whole=True)
+    seen = [*words(5), *photo(1, 6), 8]
+    lane = world.start(seen)
+    world.write(lane, 12)
+    assert world.tree.insert(world.key(seen, 8), world.held(lane))
+    world.check()
+    world.prefixes()
+    assert [(node.start, node.stop) for node in world.tree._by_age] == [(0, 5)]
+
+
 def test_a_hit_keeps_what_it_found():
     """The end of the longer sequence may go; the place where another one went on from stays."""
     world = World(window=50, page=4)
     long = words(40)
     world.run(long)
-    world.run(long[:17] + words(30, seed=1))
     lane = world.start(long[:17] + words(30, seed=2))
     assert lane.length == 17
     world.release(lane)
-    world.evict("global", 1)  # the oldest leaf: the end of `long`
+    assert world.evict("global", 1) == 5  # the oldest leaf: the end of `long`
     world.check()
     assert world.tree.match(world.key([*long, 9])).n == 17
 

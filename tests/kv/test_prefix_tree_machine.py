@@ -140,4 +140,4 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
 
 TestPrefixTree = PrefixTreeMachine.TestCase
-TestPrefixTree.settings = settings(max_examples=60, stateful_step_count=40)
+TestPrefixTree.settings = settings(max_examples=2 * settings.default.max_examples, stateful_step_count=40)
