@@ -15,9 +15,7 @@ is 0, and its reciprocal need not be a number.
 import numpy as np
 
 from quant import FORMATS
-from refimpl.kv_types import COLUMNS, SCALES, STEP, TILE_TYPES
-
-NOTHING = np.float32(2.0**-100)
+from refimpl.kv_types import COLUMNS, NOTHING, SCALES, STEP, TILE_TYPES
 
 
 def quantize(x, name):

@@ -23,6 +23,7 @@ KV_TYPES = {  # names of what keys and values are stored as
 }
 SCALES = 2 * STEP  # bytes in front of a tile's codes
 TILE_BYTES = {"q8_0": SCALES + STEP * COLUMNS, "q4_0": SCALES + STEP * COLUMNS // 2}
+NOTHING = np.float32(2.0**-100)  # 32 components that are all smaller are stored as 0 in a tile
 TILE_TYPES = {n_bytes: name for name, n_bytes in TILE_BYTES.items()}
 
 

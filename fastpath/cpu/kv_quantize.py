@@ -34,7 +34,7 @@ from fastpath.cpu.simd import (
     sub_f32,
     top_i32,
 )
-from refimpl.kv_tiles import NOTHING
+from refimpl.kv_types import NOTHING
 
 F32 = numba.float32
 Q8_0, Q4_0 = kv_types.Q8_0.code, kv_types.Q4_0.code
