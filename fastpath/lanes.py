@@ -255,7 +255,7 @@ class Lanes:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the pages that lanes, or others, hold."""
+        """Of the pages that were used so far."""
         return self.cache.used_bytes
 
     @property

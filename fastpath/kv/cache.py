@@ -98,9 +98,9 @@ class KVCache:
 
     @property
     def used_bytes(self) -> int:
-        """Of the pages that somebody owns."""
+        """Of the pages that were ever used: the memory that the cache takes."""
         bytes_of = self.geometry.page_bytes
-        return sum((pool.n - pool.n_free) * bytes_of[name] for name, pool in self.pools.items())
+        return sum(pool.n_used * bytes_of[name] for name, pool in self.pools.items())
 
     def check(self, batch) -> None:
         """Refuse a batch that this cache cannot hold, before anything of it is written."""

@@ -9,12 +9,13 @@ class PagePool:
     """Pages 0 .. n-1.
 
     refs      refs[page]: its owners; 0: it is free
+    n_used    the most pages that were taken at a time: no others were ever touched
     n_shares  how often a page was shared so far: while it is the same, whoever wrote in a page still may
     name      for messages: of whose pages these are
     """
 
     def __init__(self, n: int, name: str = ""):
-        self.n, self.name, self.n_shares = n, name, 0
+        self.n, self.name, self.n_shares, self.n_used = n, name, 0, 0
         self.clear()
 
     def clear(self) -> None:
@@ -50,6 +51,7 @@ class PagePool:
                 self._popped.append(page)
         self._free.pop()
         self.refs[page] = 1
+        self.n_used = max(self.n_used, self.n - len(self._free))
         return page
 
     def share(self, page: int) -> None:

@@ -348,7 +348,7 @@ def test_a_dry_run_computes_nothing():
     warm_up(engine, 5, repack=True)
     pages = [array for layer in engine.cache.owners() for array in engine.cache.layer(layer)[:2]]
     assert pages and not any(array.any() for array in pages)
-    assert engine.cache_bytes == 0
+    assert engine.cache.held(0) == {"global": [], "sliding": []}
     x = np.ones((3, 64), np.float32)
     found = []
     names = [kernel.name for kernel in kernels_of(lambda: found.append(engine.ops.rms_norm(x, None, 1e-6)))]
