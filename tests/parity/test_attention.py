@@ -11,7 +11,8 @@ from refimpl.ops.attention import narrow, widen
 from tests import strategies, tolerances
 
 TYPES = ("f32", "f16", "bf16")
-PAIRS = [(t, t) for t in TYPES] + [("f16", "f32"), ("bf16", "f16")]
+EVERY_TYPE = (*TYPES, "q8_0", "q4_0")
+PAIRS = [(t, t) for t in EVERY_TYPE] + [("f16", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("f16", "q8_0")]
 SHAPES = {  # query heads, key heads, head size, slots, window; the last position is far beyond the slots
     "E2B global": (8, 1, 512, 160, None),
     "E2B sliding": (8, 1, 256, 128, 97),
@@ -59,7 +60,7 @@ def test_against_float64(shape, types):
         tolerances.check("attention", case, (cpu.attention(**case),), (want,))
 
 
-@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "f16")])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "f16"), ("q8_0", "q4_0")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_number_of_tokens_at_once(shape, types, n_threads):
     """1 to 40, in order, on 1 to 3 threads: the bytes of each token alone."""
@@ -105,7 +106,7 @@ def test_an_end_before_its_position_is_refused():
             cpu.attention(q, *kv, lanes, positions, window, ends)
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", EVERY_TYPE)
 @pytest.mark.parametrize("n_seqs", [2, 5])
 @pytest.mark.parametrize("shape", ["E2B sliding", "26B global", "odd"])
 def test_sequences_side_by_side(shape, n_seqs, kv_type):
@@ -122,7 +123,7 @@ def test_sequences_side_by_side(shape, n_seqs, kv_type):
         assert shuffled.tobytes() == got[order].tobytes()
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", EVERY_TYPE)
 @pytest.mark.parametrize(
     "kind", ["huge scores", "equal", "zero", "denormal", "one key wins", "largest numbers"]
 )

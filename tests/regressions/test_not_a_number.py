@@ -22,7 +22,7 @@ def test_softcap_and_geglu_pass_it_on(n):
         assert np.array_equal(np.isnan(out), np.isnan(x))
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("n", [3, 30])
 @pytest.mark.parametrize("of", ["query", "key", "value"])
 def test_attention_passes_it_on_to_those_who_see_it(of, n, kv_type):
