@@ -24,11 +24,11 @@ import numpy as np
 
 from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
-from fastpath.engine.scheduler import Parts, Plan, Scheduler, Task
+from fastpath.engine.scheduler import NOWHERE, Parts, Plan, Scheduler, Task
 from fastpath.engine.store import Store, full_and_spare, share_out
 from fastpath.kv.geometry import PAGE, Geometry, KVType
 from fastpath.lanes import Lanes, NotFiniteError, rows_not_finite
-from refimpl.batch import Batch, make_batch
+from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
 from refimpl.frontend.sampling import sample
 
 Progress = Callable[[int, int], None]
@@ -310,7 +310,8 @@ class Engine:
         records = [self._live[task.id] for task, _ in parts]
         if all(task.pending == 1 for task, _ in parts) and not any(record.soft for record in records):
             return _rows(records)
-        pieces, soft = [], {}
+        pieces: list[tuple[int, int, list[int], LogitRows]] = []
+        soft: dict[int, Sequence[SoftTokens]] = {}
         for (task, n), record in zip(parts, records, strict=True):
             ids = record.ids[task.n_done : task.n_done + n]
             pieces.append((task.lane, task.n_done, ids, "last" if n == task.pending else "none"))
@@ -444,7 +445,7 @@ class Engine:
             self._arrived.clear()
             for record in self._live.values():
                 task = record.task
-                task.lane, task.n_done, task.n_tokens = None, 0, len(record.ids)
+                task.lane, task.n_done, task.n_tokens = NOWHERE, 0, len(record.ids)
                 self._scheduler.add(task)
         self._in_books = False
 

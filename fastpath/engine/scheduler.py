@@ -21,6 +21,7 @@ SMALL_CHUNK = (
     256  # prompt tokens per call while others decode: what one more token of theirs may have to wait
 )
 HEADROOM = 128  # tokens that those who run may still write before they need what a newcomer would take
+NOWHERE = -1  # the lane of those who have none
 PATIENCE = 16  # plans until a newcomer that found no room asks again
 
 
@@ -31,7 +32,7 @@ class Task:
     n_tokens  ids that are known: those of the prompt, and those sampled since
     n_done    how many of them have keys in the cache
     most      what n_tokens may become
-    lane      where it is in the cache; None: nowhere
+    lane      where it is in the cache
     soft      its images; where `whole`, a chunk never ends inside one
     stops     places where a chunk has to end, ascending: the prefix tree wants to keep what is before
     """
@@ -43,7 +44,7 @@ class Task:
     whole: bool = False
     stops: Sequence[int] = ()
     n_done: int = 0
-    lane: int | None = None
+    lane: int = NOWHERE
 
     @property
     def pending(self) -> int:
@@ -123,7 +124,7 @@ class Scheduler:
                 break
             plan.preempted.append(self._preempt())
             plan.parts = self._choose()
-        plan.admitted = [task for task in plan.admitted if task.lane is not None]
+        plan.admitted = [task for task in plan.admitted if task.lane != NOWHERE]
         return plan
 
     def _admit(self) -> list[Task]:
@@ -153,7 +154,7 @@ class Scheduler:
 
     def _evict(self, task: Task) -> None:
         self.memory.take_back(task)
-        task.lane, task.n_done = None, 0
+        task.lane, task.n_done = NOWHERE, 0
 
     def _choose(self) -> Parts:
         rows = [(task, 1) for task in self.running if task.pending == 1]

@@ -63,7 +63,6 @@ class Store:
 
     def take_back(self, task: Task) -> None:
         """What was computed stays in the tree until others need its pages."""
-        assert task.lane is not None
         _, hit = self._placed.pop(task, (None, None))
         record = self._record_of(task)
         if self.tree is not None and hit is not None and task.n_done > hit.n and record.is_sound:
@@ -142,9 +141,10 @@ def full_and_spare(full: Geometry) -> Mapping[str, int]:
     """kind -> pages for full lanes, and for prefixes that nobody is using: a quarter of their bytes more, and
     at least a few windows. Pages that nobody writes to cost no memory.
     """
-    sliding = full.kinds.get(SLIDING)
-    window = pages_of(sliding.window, full.page) * sliding.page_bytes if sliding else 0
-    spare = max(full.nbytes // 4, MIN_WINDOWS * window)
+    windows = [
+        pages_of(kind.window, full.page) * kind.page_bytes for kind in full.kinds.values() if kind.window
+    ]
+    spare = max(full.nbytes // 4, MIN_WINDOWS * sum(windows))
     return {name: kind.n_pages + spare // kind.page_bytes for name, kind in full.kinds.items()}
 
 

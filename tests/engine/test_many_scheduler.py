@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fastpath.engine.scheduler import PATIENCE, Scheduler, Task
+from fastpath.engine.scheduler import NOWHERE, PATIENCE, Scheduler, Task
 from refimpl.batch import SoftTokens
 
 
@@ -21,7 +21,7 @@ class Counting:
         return -(-n_tokens // self.size)
 
     def place(self, task):
-        assert task.lane is None and task.n_done == 0
+        assert task.lane == NOWHERE and task.n_done == 0
         task.lane = min(self.lanes)
         self.lanes.remove(task.lane)
         task.n_done = max(0, min(self.hit, task.n_tokens - 1, self.kept * self.size))
@@ -96,7 +96,7 @@ class Trace(RuleBasedStateMachine):
         new = [task for task in scheduler.running if task not in before]
         assert not new or new[0] is first, "somebody overtook the first in the queue"
         for task in plan.preempted:
-            assert task not in scheduler.running and task.lane is None and task.n_done == 0
+            assert task not in scheduler.running and task.lane == NOWHERE and task.n_done == 0
         if plan.stuck is not None:
             assert scheduler.running == [plan.stuck] and not plan.parts
             assert memory.kept == 0 and memory.missing([(plan.stuck, 1)]) > memory.free, "it could go on"
@@ -141,7 +141,7 @@ class Trace(RuleBasedStateMachine):
         assert set(memory.held) == set(lanes)
         order = [task.id for task in [*scheduler.running, *scheduler.waiting]]
         assert order == [task.id for task in self.tasks], "somebody is lost, or out of order"
-        assert all(task.lane is None and task.n_done == 0 for task in scheduler.waiting)
+        assert all(task.lane == NOWHERE and task.n_done == 0 for task in scheduler.waiting)
 
     def teardown(self):
         """Whatever is left ends, in a bounded number of steps, with a prefix cache that finds nothing."""
