@@ -227,7 +227,7 @@ class PrefixTree:
     def _window_before(self, path: list[Node], n: int) -> list[tuple[int, int]] | None:
         """The sliding pages of the window before n, which lies in the path; None: one is missing.
 
-        Of the nodes on a page, the one that holds its last position before n has the page that is right so far.
+        Of the nodes on a page, that of the last position before n has the page that is right so far.
         """
         pages = []
         i = len(path) - 1
