@@ -4,6 +4,7 @@ Its specification is one sentence: how a sequence is cut into calls, what it is 
 threads run never changes a byte of its logits.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -302,7 +303,7 @@ class Lanes:
 
 def rows_not_finite(logits: np.ndarray) -> list[int]:
     """Rows with NaN or infinity. Maximum and minimum pass them on, cheaper than a look at each number."""
-    if logits.size == 0 or (np.isfinite(logits.max()) and np.isfinite(logits.min())):
+    if logits.size == 0 or (math.isfinite(logits.max()) and math.isfinite(logits.min())):
         return []
     return np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
 

@@ -104,18 +104,24 @@ class KVCache:
 
     def check(self, batch) -> None:
         """Refuse a batch that this cache cannot hold, before anything of it is written."""
-        last, lanes = int(batch.positions.max()), batch.seq_ids
+        lanes = batch.seq_ids
+        if len(lanes) <= FEW:  # Python's own numbers take less time for few
+            few = lanes.tolist()
+            last, least, most = max(batch.positions.tolist()), min(few), max(few)
+            longest = max(map(few.count, few))
+        else:
+            last, least, most = int(batch.positions.max()), int(lanes.min()), int(lanes.max())
+            longest = int(np.bincount(lanes).max()) if least >= 0 else 0
         if last >= self.capacity:
             raise ValueError(
                 f"batch: position {last}, expected at most {self.capacity - 1}. "
                 "The context is full: shorten the prompt, or make the engine with a longer context"
             )
-        if lanes.min() < 0 or lanes.max() >= self.n_seqs:
+        if least < 0 or most >= self.n_seqs:
             raise ValueError(
-                f"batch: lanes {lanes.min()} to {lanes.max()}, expected 0 to {self.n_seqs - 1}. "
+                f"batch: lanes {least} to {most}, expected 0 to {self.n_seqs - 1}. "
                 "Make the engine with more sequences (n_seqs)"
             )
-        longest = int(np.bincount(lanes).max())
         if longest > self.chunk:  # its last token would overwrite keys that its first one sees
             raise ValueError(
                 f"batch: {longest} tokens of one sequence, expected at most {self.chunk}, the chunk. Cut it"
@@ -128,17 +134,23 @@ class KVCache:
 
         Most steps find all in place: every token is on a page that its lane has and shares with nobody.
         """
-        if batch.n_tokens <= FEW and self._n_shares == self._count_shares():
+        if batch.n_tokens <= FEW:
             tokens = list(zip(batch.seq_ids.tolist(), batch.positions.tolist(), strict=True))
-            for lane, position in tokens:
-                first, stop = self._ready[lane]
-                if not first <= position < stop:
-                    break
-            else:
+            if self.are_ready(tokens):
                 for lane, position in tokens:
                     self._lengths[lane] = position + 1
                 return
         self.reserve_spans(_spans(batch))
+
+    def are_ready(self, places: Iterable[tuple[int, int]]) -> bool:
+        """All of these (lane, position) can be written as things are: `reserve` takes and gives no page."""
+        if self._n_shares != self._count_shares():
+            return False
+        for lane, position in places:
+            first, stop = self._ready[lane]
+            if not first <= position < stop:
+                return False
+        return True
 
     def reserve_spans(self, spans: Spans) -> None:
         """Pages for positions first .. stop-1 of lanes, each at most once; what a lane had from `first` on is
