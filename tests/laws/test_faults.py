@@ -80,6 +80,20 @@ def test_views_with_gaps_are_copied():
         assert np.array_equal(op(*x), op(np.ascontiguousarray(x[0]), *x[1:]))
 
 
+def test_permuted_queries_keys_and_values_are_copied():
+    """F4: a past bug read a permuted query as if it were contiguous, and nobody was told."""
+    q, k, v = (
+        strategies.normal(RNG, n, 5, 8) for n in (2, 1, 1)
+    )  # [N, T, H], as a batched product leaves it
+    lanes, positions = np.zeros(5, np.int32), np.arange(5, dtype=np.int32)
+    found = []
+    for of in (lambda x: x.transpose(1, 0, 2), lambda x: np.ascontiguousarray(x.transpose(1, 0, 2))):
+        cache = [np.zeros_like(KV[0]), np.zeros_like(KV[1]), KV[2]]
+        cpu.write_kv(of(k), of(v), *cache, lanes, positions)
+        found.append([*cache[:2], cpu.attention(of(q), *cache, lanes, positions, None)])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True)) and found[0][0].any()
+
+
 def test_no_rows():
     assert cpu.linear(X[:0], W, "int8").shape == (0, 5)
     assert cpu.rms_norm(X[:0], None, 1e-6).shape == (0, 64)
