@@ -42,7 +42,10 @@ GROWN_BYTES = 16 << 20
 
 @dataclass
 class Waiter:
-    """A request that is not finished.  due: the step by which it must be, once it is the oldest."""
+    """A request that is not finished.
+
+    due, preemptions  once it is the oldest: the step by which it must be, how often it had to leave
+    """
 
     request: Request
     talk: Talk
@@ -50,6 +53,7 @@ class Waiter:
     tokens: list[int] = field(default_factory=list)
     abort_at: int | None = None
     due: int | None = None
+    preemptions: int = 0
 
 
 @dataclass
@@ -187,6 +191,7 @@ class Soak:
             n_prompt, most = len(waiter.request.prompt_ids), waiter.request.max_tokens
             half = max(1, min(SMALL_CHUNK, CHUNK) // 2 - LARGEST_IMAGE)
             stops = 2 + len(waiter.request.soft) + n_prompt // PAGE  # where a chunk ends early for the tree
+            waiter.preemptions = self.engine.usage(id).preemptions
             waiter.due = self.report.n_steps + 2 * (n_prompt // half + stops) + 2 * most + PATIENCE
         assert self.report.n_steps <= waiter.due, f"request {id} starves: {self.engine.result(id)}"
 
@@ -211,6 +216,9 @@ class Soak:
             f"request {event.id}: {event.reason}, {event.error}"
         )
         assert usage.generated == len(waiter.tokens)
+        assert waiter.due is None or usage.preemptions == waiter.preemptions, (
+            f"{event.id}: the oldest had to leave"
+        )
         if usage.computed or waiter.tokens:
             assert usage.cached + usage.computed == usage.prompt == len(waiter.request.prompt_ids)
         report.reasons[event.reason] += 1
