@@ -4,11 +4,11 @@ Its specification is one sentence: how a sequence is cut into calls, what it is 
 threads run never changes a byte of its logits.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fastpath import locks
 from fastpath.cache import KVCache, KVType, cache_bytes
 from fastpath.model.text import forward
 from fastpath.replay import Replay
@@ -68,7 +68,7 @@ class Engine:
         self._largest_call = max(self.chunk, min(largest_image, self.context_len) if self.whole_images else 0)
         self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
         self.cache = self._new_cache(n_seqs, dtype)
-        self._one_at_a_time = threading.RLock()  # threads may share an engine, each with lanes of its own
+        self._one_at_a_time = locks.reentrant()  # threads may share an engine, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)

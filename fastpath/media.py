@@ -8,7 +8,6 @@ The same content under the same budget is encoded once, whatever its name and in
 """
 
 import hashlib
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpath import locks
 from fastpath.load import Model
 from fastpath.model.audio import encode_audio
 from fastpath.model.vision import encode_image
@@ -162,7 +162,7 @@ class Kept:
         self.max_bytes, self.nbytes = max_bytes, 0
         self.hits = self.misses = 0
         self._entries: OrderedDict[Key, tuple[MediaInput, tuple[np.ndarray, ...]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
 
     def __len__(self) -> int:
         return len(self._entries)

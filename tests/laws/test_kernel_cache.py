@@ -67,7 +67,16 @@ def test_a_file_cut_short_is_compiled_again(folder, cut):
 
 
 @pytest.mark.parametrize(
-    "content", [b"not json\n", b"[]\n", b"{}\n", b'{"entry": 1, "needs": 2, "check": "3"}\n', b"\xff\n\n\n"]
+    "content",
+    [
+        b"not json\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"entry": 1, "needs": 2, "check": "3"}\n',
+        b"\xff\n\n\n",
+        b"[" * 100_000,
+    ],
+    ids=range(6),
 )
 def test_other_content_is_compiled_again(folder, content):
     _run(Kernel(_double.function))
