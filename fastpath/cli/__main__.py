@@ -58,16 +58,16 @@ def main(argv: list[str] | None = None) -> int:
         return _out_of_memory(words, str(error))
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
-        if error.errno == ENOMEM:
-            return _out_of_memory(words, f"{place}{error.strerror}")
+        if refused := _refused_memory(error):
+            return _out_of_memory(words, f"{place}{refused}")
         return _fault(f"{place}{error.strerror or error}. Check the path and the permissions.")
     except ValueError as error:
         return _fault(str(error))
     except Exception as error:
         if ctrl_c is not None and ctrl_c.came:
             return _interrupted()  # which an import has made something else of
-        if _is_for_want_of_memory(error):
-            return _out_of_memory(words, str(error))
+        if refused := _refused_memory(error):
+            return _out_of_memory(words, refused)
         raise
 
 
@@ -76,10 +76,18 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _is_for_want_of_memory(error: Exception) -> bool:
-    """What the system's refusals look like when threads are started and libraries loaded."""
-    says = str(error)
-    return any(sign in says for sign in ("can't start new thread", "Cannot allocate memory", "failed to map"))
+def _refused_memory(error: BaseException | None) -> str:
+    """What an error, or one behind it, says of memory when threads are started and libraries loaded, or ""."""
+    while error is not None:
+        says = str(error)
+        if isinstance(error, OSError) and error.errno == ENOMEM:
+            return error.strerror
+        if any(
+            sign in says for sign in ("can't start new thread", "Cannot allocate memory", "failed to map")
+        ):
+            return says
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _out_of_memory(words: list[str], what: str) -> int:

@@ -306,6 +306,21 @@ def test_memory_is_named_with_numbers(fault, monkeypatch, error, words, advice):
     assert str(error).removeprefix("[Errno 12] ").split(":")[0] in line
 
 
+def test_memory_is_named_when_a_library_speaks_of_permissions(fault, monkeypatch):
+    """As llvmlite does, whose words stand before the system's."""
+    from fastpath.cli import __main__
+
+    def refused(words):
+        try:
+            raise OSError("lib.so: failed to map segment from shared object")
+        except OSError as error:
+            raise OSError("not found, or the permissions are incorrect") from error
+
+    monkeypatch.setattr(__main__, "_run", refused)
+    line = fault("--prompt", "hi")
+    assert "out of memory: lib.so: failed to map" in line and "permissions" not in line
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_model_without_permission(fault, tmp_path, tiny_path):
     path = tmp_path / "secret.gguf"
