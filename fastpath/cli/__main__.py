@@ -77,11 +77,11 @@ def _interrupted() -> int:
 
 
 def _refused_memory(error: BaseException | None) -> str:
-    """What an error, or one behind it, says of memory when threads are started and libraries loaded, or ""."""
+    """What an error, or one behind it, says of refused memory, also to threads and libraries, or ""."""
     while error is not None:
         says = str(error)
         if isinstance(error, OSError) and error.errno == ENOMEM:
-            return error.strerror
+            return str(error.strerror)
         if any(
             sign in says for sign in ("can't start new thread", "Cannot allocate memory", "failed to map")
         ):
