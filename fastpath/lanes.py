@@ -5,12 +5,12 @@ threads run never changes a byte of its logits.
 """
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
+from fastpath import locks
 from fastpath.kv.cache import KVCache
 from fastpath.kv.geometry import PAGE, KVType, PageCounts
 from fastpath.model.text import forward
@@ -85,7 +85,7 @@ class Lanes:
             page=page,
         )
         self.cache = self._new_cache(n_seqs, n_pages=n_pages)
-        self._one_at_a_time = threading.RLock()  # threads may share these, each with lanes of its own
+        self._one_at_a_time = locks.reentrant()  # threads may share these, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)

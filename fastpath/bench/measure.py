@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def n_positions(self) -> int:
-        return self.n_depth + max(self.n_prompt, self.n_gen, WARM_STEPS)
+        return self.n_depth + (self.n_prompt or self.n_gen)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Runner:
         """between: called before the first and after each repetition, for what is measured in turn."""
         self._fill(test)
         for _ in range(1 if test.n_prompt else WARM_STEPS):
+            if not self.engine.room():
+                self._rewind(test)
             self._one_call(test, self._ids(test))
         one_call, profiled = self._profile(test)
         samples = []
@@ -157,7 +159,7 @@ class Runner:
 
 
 def positions(tests: list[Workload]) -> int:
-    return max(test.n_positions for test in tests) + 1
+    return max(test.n_positions for test in tests)
 
 
 def lanes(tests: list[Workload]) -> int:

@@ -25,6 +25,7 @@ M = 37  # two whole groups of 16 rows, and a rest
 FLOAT_ERROR = 3e-6
 
 
+REPLAY_STEPS = 3  # the first is recorded
 REPORT = "Run the tests (make test), and say on which processor this was."
 
 
@@ -54,8 +55,8 @@ def check_replay(engine, n_seqs: Sequence[int]) -> int:
     if engine.replay is None:
         return 0
     for n in n_seqs:
-        steps = [[(lane, [int(rng.integers(V))]) for lane in range(n)] for _ in range(3)]
-        replayed = _extended(engine, steps)  # the first of them is recorded
+        steps = [[(lane, [int(rng.integers(V))]) for lane in range(n)] for _ in range(REPLAY_STEPS)]
+        replayed = _extended(engine, steps)
         replay, engine.replay = engine.replay, None
         try:
             eager = _extended(engine, steps)

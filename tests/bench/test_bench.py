@@ -117,6 +117,29 @@ def test_wrong_words_are_one_line(bench, paths, words):
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("twinpath: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "n_batch"),
+    [
+        (("-p", 512, "-n", 0), 1024), (("-p", 1, "-n", 0, "-d", 511), 1024),
+        (("-p", 0, "-n", 1, "-d", 511, "-b", 200), 200), (("-p", 0, "-n", 2), 1024),
+    ],
+)  # fmt: skip
+def test_up_to_the_context_and_not_beyond(bench, paths, words, n_batch):
+    """Made for 512 positions. The chunk is the one asked for, also where a prompt is shorter."""
+    assert load_model(paths["e2b"]).config.context_len == 512
+    status, out, err = bench("-m", paths["e2b"], "-r", 1, "--json", *words)
+    assert status == 0, err
+    assert [row["n_batch"] for row in json.loads(out)] == [n_batch]
+    status, out, err = bench("-m", paths["e2b"], "-r", 1, *words, "-d", 512)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "was made for 512" in err
+
+
+def test_sequences_that_do_not_fit_into_memory(bench, paths):
+    status, out, err = bench("-m", paths["e2b"], "-p", 0, "-n", 4, "-r", 1, "--batch", 1000000)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "1000000 sequences of 4 positions need" in err and "GB are free. Ask for fewer: --batch" in err
+
+
 # -- what is counted
 
 

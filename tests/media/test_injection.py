@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 
 def soft_of(media, case, dtype=np.float64) -> list[SoftTokens]:
     return [
-        SoftTokens(start, soft_tokens(media, name, dtype), name in tiny_mmproj.CANVASES)
+        SoftTokens(start, soft_tokens(media, name, dtype), name not in tiny_mmproj.CLIPS)
         for start, name in zip(case["starts"], case["media"])
     ]
 

@@ -161,7 +161,8 @@ def test_adversarial_numbers(kind, kv_type):
 
 @pytest.mark.parametrize("kv_type", TYPES)
 def test_an_infinite_value_stays_where_it_is_seen(kv_type):
-    """Position 70 holds infinity; rows before it must not take 0 * inf for a number, alone or together."""
+    """Position 70 holds infinity; rows before it, and those whose window has left it, must not take 0 * inf
+    for a number, alone or together."""
     rng = np.random.default_rng(5)
     k, v = (strategies.normal(rng, 1, 96, 2, 40) for _ in "kv")
     v[0, 70, 1, 3] = np.inf
@@ -169,11 +170,11 @@ def test_an_infinite_value_stays_where_it_is_seen(kv_type):
     q, lanes, positions = (
         strategies.normal(rng, 30, 6, 40),
         np.zeros(30, np.int32),
-        np.arange(50, 80, dtype=np.int32),
+        np.arange(60, 90, dtype=np.int32),
     )
     for window in (None, 15):
         got = cpu.attention(q, *caches, lanes, positions, window)
-        sees = (positions >= 70) & (positions < 85)
+        sees = (positions >= 70) & (positions < 70 + (window or 96))
         assert np.array_equal(~np.isfinite(got).all(axis=(1, 2)), sees)
         assert np.isfinite(got[:, :3]).all() and np.isfinite(np.delete(got, 3, axis=2)).all()
         alone = [cpu.attention(q[t:][:1], *caches, lanes[:1], positions[t:][:1], window) for t in range(30)]
@@ -202,6 +203,20 @@ def test_writing_rounds_to_nearest_even(kv_type):
         is_nan = np.isnan(x[:, 0])
         assert np.array_equal(got.view(f"u{got.itemsize}")[~is_nan], want.view(f"u{got.itemsize}")[~is_nan])
         assert np.isnan(widen(got, np.float32)[is_nan]).all()
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_writing_into_several_sequences(kv_type):
+    """Each token into its own lane, in any order, and nothing beside it."""
+    rng, dtype = np.random.default_rng(9), KV_TYPES[kv_type]
+    mine, its = ([np.full(shape, 7, dtype) for shape in shapes_of(3, 64, 2, 33)] for _ in "ab")
+    lanes = np.array([2, 0, 1, 1, 2, 0, 2], np.int32)
+    positions = np.array([5, 70, 31, 32, 63, 0, 128], np.int32)
+    k, v = (strategies.normal(rng, 7, 2, 33) for _ in "kv")
+    cpu.write_kv(k, v, *mine, lanes, positions)
+    refimpl.ops.write_kv(k, v, *its, lanes, positions)
+    for got, want in zip(mine, its, strict=True):
+        assert got.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize(
