@@ -65,22 +65,22 @@ def _scores(args, lo, hi, column_bytes, product):
             lane = table + lane_bytes * ld_i32(lanes + 4 * t)
             row = t * n_heads + head * group
             begin, end = n_blocks * part // n_parts, n_blocks * (part + 1) // n_parts
-            following = 0
+            behind = block_at(pages, lane, n_entries, page_blocks, base + begin, head, n_kv_heads, n_bytes)
+            rest = page_blocks - (base + begin) % page_blocks  # blocks of the page from here on
             for block in range(base + begin, base + end):
-                source = following
-                if block == base + begin:
-                    source = block_at(pages, lane, n_entries, page_blocks, block, head, n_kv_heads, n_bytes)
-                following = source
-                if STEP * (block + 1) <= last:  # maybe of the next part, which comes next
-                    following = block_at(
-                        pages, lane, n_entries, page_blocks, block + 1, head, n_kv_heads, n_bytes
-                    )
+                source, rest = behind, rest - 1
+                if STEP * (block + 1) <= last:  # maybe the next part's, which comes next
+                    behind += n_bytes
+                    if rest == 0:
+                        rest, behind = page_blocks, block_at(
+                            pages, lane, n_entries, page_blocks, block + 1, head, n_kv_heads, n_bytes
+                        )  # fmt: skip
                 for c in range(0, width, SEGMENT):
                     segment = source + c // COLUMNS * column_bytes
-                    behind = segment + SEGMENT // COLUMNS * column_bytes if c + SEGMENT < width else following
+                    following = segment + SEGMENT // COLUMNS * column_bytes if c + SEGMENT < width else behind
                     product(
                         group, q + 4 * (width * row + c), 4 * width,
-                        segment, 0, min(SEGMENT, width - c), behind - segment,
+                        segment, 0, min(SEGMENT, width - c), following - segment,
                         scores + pitch * row + 4 * STEP * (block - base), pitch, c == 0,
                     )  # fmt: skip
 
@@ -148,21 +148,23 @@ def _values(args, lo, hi, thread, column_bytes, product):
             lane = table + lane_bytes * ld_i32(lanes + 4 * t)
             row = t * n_heads + head * group
             front = block_at(pages, lane, n_entries, page_blocks, base // STEP, head, n_kv_heads, n_bytes)
-            following = front
+            behind, rest = front, page_blocks - base // STEP % page_blocks
             for step in range(base, last + 1, STEP):
-                source = following
-                if step + STEP <= last:
-                    following = block_at(
+                source, rest = behind, rest - 1
+                if step + STEP > last:
+                    behind = front + n_columns // COLUMNS * column_bytes  # the next columns, which come next
+                elif rest > 0:
+                    behind += n_bytes
+                else:
+                    rest, behind = page_blocks, block_at(
                         pages, lane, n_entries, page_blocks, step // STEP + 1, head, n_kv_heads, n_bytes
-                    )
-                elif right < width:  # the next columns, which come next
-                    following = front + n_columns // COLUMNS * column_bytes
+                    )  # fmt: skip
                 begin, end = max(step, first), min(step + STEP, last + 1)
                 probs = scores + pitch * row + 4 * (begin - base)
                 for c in range(left, right, COLUMNS):
                     product(
                         group, probs, pitch, source + c // COLUMNS * column_bytes, begin - step, end - begin,
-                        following - source, totals + 4 * group * (c - left), 4 * COLUMNS, step == base,
+                        behind - source, totals + 4 * group * (c - left), 4 * COLUMNS, step == base,
                     )  # fmt: skip
             for c in range(left, right, 16):
                 column = totals + 4 * group * ((c - left) // COLUMNS * COLUMNS) + c % COLUMNS * 4

@@ -156,11 +156,13 @@ class Engine:
         Events of requests that are read by `stream` are not among them. One thread at a time is in a step,
         others wait. An interrupt costs at most the call that it came into.
         """
-        with self._stepping:
-            self._step()
-            with self._moved:
-                events, self._events = self._events, {}
-        self._tidy()
+        try:
+            with self._stepping:
+                self._step()
+                with self._moved:
+                    events, self._events = self._events, {}
+        finally:
+            self._tidy()
         return list(events.values())
 
     def stream(self, id: int, progress: Progress | None = None) -> Iterator[int]:
@@ -251,6 +253,7 @@ class Engine:
     def _step(self) -> None:
         began = time.perf_counter()
         self._recover()
+        self._made = ()
         self._in_books = True
         self._take_in()
         plan = self._scheduler.plan()
@@ -308,7 +311,7 @@ class Engine:
     def _batch(self, parts: Parts) -> Batch:
         """Logits are wanted of those who have no more to compute."""
         records = [self._live[task.id] for task, _ in parts]
-        if all(task.pending == 1 for task, _ in parts) and not any(record.soft for record in records):
+        if all(r.task.pending == 1 and (r.n_answer or not r.soft) for r in records):
             return _rows(records)
         pieces: list[tuple[int, int, list[int], LogitRows]] = []
         soft: dict[int, Sequence[SoftTokens]] = {}
@@ -430,7 +433,7 @@ class Engine:
                 self._step()
             finally:
                 self._stepping.release()
-            self._tidy()
+                self._tidy()
 
     def _recover(self) -> None:
         """After an interrupt between calls: what was told stays, what is in the cache is computed again."""
