@@ -137,7 +137,7 @@ class Lanes(RuleBasedStateMachine):
     def next_tokens_see_what_was_written(self):
         for lane, sequence in enumerate(self.lanes):
             assert self.cache.length(lane) == len(sequence)
-            self._check(lane, sequence, dict.fromkeys(self.cache.tables))
+            self._check(lane, sequence, len(sequence))
         for sequence, held in self.kept:
             self._check_pages(sequence, held)
 
@@ -167,6 +167,8 @@ class Lanes(RuleBasedStateMachine):
             return False
         for kind, pool in self.cache.pools.items():
             assert not is_plain or free[kind] - pool.n_free <= max(wanted[kind], 0)
+        for lane, first, _ in parts:  # what the first of the tokens sees, beside itself
+            self._check(lane, self.lanes[lane][:first], first)
         for lane, first, n in parts:
             for position in range(first, first + n):
                 self.count += 1
@@ -183,8 +185,8 @@ class Lanes(RuleBasedStateMachine):
         s = position % self.page
         return k[page, 0, s // 32, :, s % 32]
 
-    def _check(self, lane, sequence, _):
-        n = len(sequence)
+    def _check(self, lane, sequence, n):
+        """The token at position n sees them."""
         for index, window in ((0, self.window), (1, None), (2, self.window)):
             for position in range(0 if window is None else max(0, n - window + 1), n):
                 assert (self._slot(index, lane, position) == sequence[position]).all(), (
