@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 PROG = "twinpath"  # as in __main__, which imports nothing before it must
 MAX_DIGITS = 1000  # of a whole number in JSON: Python refuses to convert much longer ones
-KV_TYPES = ("f16", "bf16", "f32")
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
 MAX_WORD = 300  # characters of a path or a text that a message repeats
 
 
