@@ -18,7 +18,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from fastpath.engine.store import Store, full_and_spare, share_out
 from fastpath.kv.geometry import PAGE, Geometry, KVType
 from fastpath.lanes import Lanes, NotFiniteError, rows_not_finite
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
-from refimpl.frontend.sampling import sample
+from refimpl.frontend.sampling import Logprob, logprob_of, sample
 
 Progress = Callable[[int, int], None]
 KEPT_RESULTS, KEPT_TOKENS = 1000, 1 << 20  # of the latest requests that are finished
@@ -48,6 +48,7 @@ class _Made:
     n_known: int
     token: int | None = None
     logits: np.ndarray | None = None
+    logprob: Logprob | None = None
     reason: Reason | None = None
     error: Exception | None = None
 
@@ -346,19 +347,21 @@ class Engine:
         if request.max_tokens == 0:
             return _Made(record, n, n, reason="length")
         try:
-            token = sample(logits, request.params, record.ids, n, suppress)
+            token = sample(logits, request.params, record.ids, n, suppress, request.constraint)
         except ValueError as error:  # no token may come
             return _Made(record, n, n, reason="error", error=error)
         if token in record.stop_ids:
             return _Made(record, n, n, reason="stop")
         wanted = logits.copy() if request.want_logits else None
-        return _Made(record, n, n, token, wanted, "length" if n + 1 == record.task.most else None)
+        likely = None if request.n_logprobs is None else logprob_of(logits, token, request.n_logprobs)
+        return _Made(record, n, n, token, wanted, likely, "length" if n + 1 == record.task.most else None)
 
     def _write_down(self, made: Sequence[_Made], began: float) -> None:
         now = time.perf_counter()
         if any(isinstance(each.error, NotFiniteError) for each in made):
             self._store.forget_prefixes()  # chunks of the prompt may be in it, with NaN among their keys
-        for each in made:
+        for drawn in made:
+            each = _accepted(drawn)
             record, task = each.record, each.record.task
             task.n_done = each.n_done
             record.n_computed = max(record.n_computed, each.n_done)
@@ -380,7 +383,9 @@ class Engine:
             index = each.n_known - record.n_prompt
             with self._moved:
                 if not record.is_streamed:
-                    self._events[record.id, index] = Token(record.id, index, each.token, each.logits)
+                    self._events[record.id, index] = Token(
+                        record.id, index, each.token, each.logits, each.logprob
+                    )
         if each.reason is not None:
             self._end(record, each.reason, each.error)
 
@@ -440,7 +445,7 @@ class Engine:
         if not self._in_books:
             return
         for each in self._made:
-            self._tell(each)
+            self._tell(_accepted(each))
         self._made = ()
         self._store.clear()
         self._scheduler = Scheduler(self._store, self._scheduler.n_seqs, self.lanes.chunk)
@@ -454,6 +459,20 @@ class Engine:
 
     def _record_of(self, task: Task) -> Record:
         return self._live[task.id]
+
+
+def _accepted(made: _Made) -> _Made:
+    """Tells the constraint what was drawn, once. A constraint that fails ends its request, and no other."""
+    record, constraint = made.record, made.record.request.constraint
+    n = made.n_known - record.n_prompt + 1
+    if constraint is None or made.token is None or record.n_accepted >= n:
+        return made
+    record.n_accepted = n
+    try:
+        constraint.accept(made.token)
+    except ValueError as error:
+        return replace(made, token=None, reason="error", error=error)
+    return made
 
 
 def _clock(record: Record, began: float, now: float) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fastpath.engine.scheduler import Task
 from refimpl.batch import SoftTokens
-from refimpl.frontend.sampling import SamplingParams
+from refimpl.frontend.constraint import Constraint
+from refimpl.frontend.sampling import Logprob, SamplingParams
 
 Reason = Literal["stop", "length", "abort", "error"]
 
@@ -25,6 +26,8 @@ class Request:
     max_tokens   of the answer; 0 computes the prompt and leaves it in the prefix cache
     stop_ids     end the answer and are no part of it; None: the model's end-of-generation tokens
     want_logits  every Token event carries the row that it was drawn from
+    constraint   what may come next; it is told every token of the answer, so each request has one of its own
+    n_logprobs   every Token event says how likely the model found it, and so many likeliest ones; None: not
     """
 
     prompt_ids: Sequence[int]
@@ -33,6 +36,8 @@ class Request:
     max_tokens: int = 100
     stop_ids: frozenset[int] | None = None
     want_logits: bool = False
+    constraint: Constraint | None = None
+    n_logprobs: int | None = None
 
 
 @dataclass
@@ -67,13 +72,15 @@ class Usage:
 class Token:
     """`token` is number `index` of the answer to request `id`.
 
-    logits  f32[V] as it was drawn from, if the request wants it
+    logits   f32[V] as it was drawn from, if the request wants it
+    logprob  of these, before a constraint or a sampler changed them, if the request wants it
     """
 
     id: int
     index: int
     token: int
     logits: np.ndarray | None = None
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,7 @@ class Record:
     ids       prompt and answer so far: what is in the cache, or has to get there
     n_computed  of them, at most: later preemptions took it away again
     is_sound  False: it met NaN, and nothing of it may serve others
+    n_accepted  tokens of the answer that the constraint was told
     """
 
     id: int
@@ -121,6 +129,7 @@ class Record:
     error: Exception | None = None
     is_sound: bool = True
     is_streamed: bool = False
+    n_accepted: int = 0
 
     @property
     def soft(self) -> Sequence[SoftTokens]:

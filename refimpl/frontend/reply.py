@@ -20,6 +20,7 @@ class Reply:
     stops        strings that end the answer where its text (not a thought, not a call) has come to one
 
     is_stopped   a stop string was found: generate no more
+    stop_string  which
     reason       how the answer ended, once `finish` was called
     n_thought    tokens of thoughts, markers included
     ids          all tokens
@@ -47,6 +48,14 @@ class Reply:
     @property
     def is_stopped(self) -> bool:
         return self._stops.stopped
+
+    @property
+    def stop_string(self) -> str:
+        return self._stops.which
+
+    @property
+    def in_thought(self) -> bool:
+        return self._parser.in_thought
 
     @property
     def n_thought(self) -> int:

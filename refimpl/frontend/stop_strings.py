@@ -7,13 +7,14 @@ class StopStrings:
     """Passes text on and withholds only what may yet become a stop string.
 
     stopped  True once one was found; the text before it has been passed on, and nothing after it will be
+    which    the one that was found
     """
 
     def __init__(self, stops: Iterable[str]):
         self._stops = tuple(stops)
         if not all(self._stops):
             raise ValueError("stop: an empty string, expected at least one character; leave it out instead")
-        self._held = ""
+        self._held, self.which = "", ""
         self.stopped = False
 
     def push(self, text: str) -> str:
@@ -22,10 +23,11 @@ class StopStrings:
             return ""
         text = self._held + text
         # the stop string that is complete first counts: so it does not matter how the text is cut
-        found = [(k + len(stop), k) for stop in self._stops if (k := text.find(stop)) >= 0]
+        found = [(k + len(stop), k, stop) for stop in self._stops if (k := text.find(stop)) >= 0]
         if found:
+            _, at, self.which = min(found)
             self.stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            return text[:at]
         keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
         cut = len(text) - keep
         self._held = text[cut:]

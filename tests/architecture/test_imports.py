@@ -39,6 +39,7 @@ NOUNS = (
     "refimpl.frontend",
 )
 FRONTEND_ONLY = {"tokenizers", "jinja2", "imageio", "PIL", "av", "llguidance"}
+SERVER_ONLY = {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"}
 VERBS_ALLOWED = {"fastpath/backend.py": "refimpl.ops"}  # `--backend ref`
 NEVER = {"torch", "transformers", "gguf", "llama_cpp"}  # oracles are no part of what runs
 
@@ -80,6 +81,9 @@ def test_third_parties(package):
             if top in OURS or top == "__future__" or top in sys.stdlib_module_names:
                 continue
             assert top not in NEVER, f"{where} imports {name}"
+            if top in SERVER_ONLY:
+                assert where.startswith("fastpath/server/"), f"{where} imports {name}; only the server may"
+                continue
             assert top in THIRD_PARTY[package], f"{where} imports {name}"
             if top in FRONTEND_ONLY:
                 assert where.startswith("refimpl/frontend/"), f"{where} imports {name}; only the frontend may"

@@ -1,0 +1,282 @@
+"""Exchange: messages and options -> a prompt -> typed events of its answers.
+
+    worker = Worker(engine)
+    exchange = Exchange(worker, encoders=encoders)             # encoders: fastpath/media.py, if there are any
+    prompt = exchange.prepare(messages, Options(thinking=True, max_tokens=500))   # ValueError: a bad request
+    for event in exchange.answer(prompt):                      # blocks; events.py says what comes
+        if isinstance(event, Text): print(event.text, end="")
+        if isinstance(event, Finish): messages.append(event.message)
+
+Leaving the loop early (break, an exception, Ctrl+C) gives the answer up within one step of the model.  In an
+event loop: `async for event in exchange.answer_async(prompt)`; `prepare` takes milliseconds, with images
+longer, and belongs in a thread there.  `messages` are those of OpenAI's chat API (frontend/dialects.py brings
+other shapes into this one); images, sounds and videos are in them as data URLs or base64.
+
+The ids of each answer are kept, and stand in the prompts of later turns that begin with the same messages:
+the prefix cache then finds every token of the conversation so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from fastpath import engine as many
+from fastpath.media import Encoders
+from fastpath.talk.answers import Answers
+from fastpath.talk.events import Options, Said
+from fastpath.talk.worker import Ticket, Worker
+from refimpl.batch import SoftTokens
+from refimpl.frontend.constraint import All, Constraint, MinTokens
+from refimpl.frontend.dialects import Media, media_of
+from refimpl.frontend.grammar import Grammars, tool_calls
+from refimpl.frontend.image import DEFAULT_BUDGET
+from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
+from refimpl.frontend.splice import KeptAnswers
+from refimpl.frontend.thinking import ThoughtLimits
+
+Fetch = Callable[[Media], bytes]
+MAX_MEDIA = 64  # images, sounds and videos of one request
+
+
+class ContextOverflow(ValueError):
+    """The prompt leaves no room for an answer.
+
+    n_prompt, n_context  tokens
+    """
+
+    def __init__(self, n_prompt: int, n_context: int):
+        super().__init__(
+            f"messages: the prompt has {n_prompt} tokens, but the context holds {n_context}, expected at "
+            f"most {n_context - 1} so that there is room for an answer. Shorten the conversation"
+        )
+        self.n_prompt, self.n_context = n_prompt, n_context
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request that is ready.
+
+    ids       of the whole conversation
+    soft      its images and sounds
+    messages  what it was made of; of a raw prompt None
+    """
+
+    ids: Sequence[int]
+    options: Options
+    soft: Sequence[SoftTokens] = ()
+    messages: Sequence[Mapping[str, Any]] | None = None
+    constraint: Constraint | None = field(default=None, repr=False)
+
+
+class Exchange:
+    """
+    encoders      what sees and hears; None: messages with media are refused
+    budget        of thoughts, where a request says nothing (Options.budget)
+    image_budget  most soft tokens of an image
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        encoders: Encoders | None = None,
+        budget: int | None = None,
+        image_budget: int = DEFAULT_BUDGET,
+    ):
+        self.worker, self.encoders, self.budget = worker, encoders, budget
+        self.image_budget = image_budget
+        model = worker.engine.lanes.model
+        self.tokenizer, self.template = model.tokenizer, model.template
+        self.context_len = worker.engine.lanes.context_len
+        self.grammars = Grammars(self.tokenizer)
+        self._kept = KeptAnswers()
+        self._lock = threading.Lock()  # of kept answers and kept grammars
+
+    # Before an answer.
+
+    def prepare(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, fetch: Fetch | None = None
+    ) -> Prompt:
+        """
+        fetch  gets what lies at a URL; None: such media are refused
+
+        Raises:
+            ValueError: one line that begins with the field; ContextOverflow among them
+            QueueFull, Closing: of the worker, before the work begins
+        """
+        self.worker.check_room()
+        found = media_of(messages) if isinstance(messages, list | tuple) and _are_objects(messages) else []
+        opened = self._opened(found, fetch)
+        ids = self.render(messages, options, [each.input.part for each in opened])
+        soft: Sequence[SoftTokens] = ()
+        if opened:
+            ids, starts = locate(ids, self.tokenizer, [each.input.part for each in opened])
+        self._check_room(ids)
+        if opened:
+            assert self.encoders is not None
+            futures = [self.worker.call(partial(self.encoders.encode, each)) for each in opened]
+            soft = soft_tokens(starts, [future.result() for future in futures])
+        options = self._bounded(ids, options)
+        return Prompt(ids, options, soft, messages, self._constraint(ids, options, is_chat=True))
+
+    def prepare_raw(self, prompt: str | Sequence[int], options: Options) -> Prompt:
+        """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does."""
+        self.worker.check_room()
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_bos=True, parse_special=True)
+        else:
+            ids = [int(i) for i in prompt]
+            if not ids:
+                raise ValueError("prompt: no tokens, expected at least one")
+            try:
+                self.worker.engine.lanes.model.check_ids(ids)
+            except ValueError as error:
+                raise ValueError(f"prompt: {error}") from None
+        self._check_room(ids)
+        options = self._bounded(ids, options)
+        return Prompt(ids, options, (), None, self._constraint(ids, options, is_chat=False))
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, media: Sequence[MediaPart] = ()
+    ) -> list[int]:
+        """The ids of a conversation; ids of earlier answers are what they were."""
+        with self._lock:
+            written = self._kept.find(messages) if _are_objects(messages) else {}
+        tools = options.tools if options.choice.mode != "none" else ()
+        return self.template.render_ids(
+            self.tokenizer,
+            messages,
+            tools=tools,
+            thinking=options.thinking,
+            extra=options.template,
+            media=media,
+            generated=written,
+            continue_final=options.continue_final,
+        )
+
+    def _opened(self, found: Sequence[Media], fetch: Fetch | None) -> list[Any]:
+        if not found:
+            return []
+        if self.encoders is None:
+            raise ValueError(
+                f"{found[0].where}: an image, sound or video, but this model runs without its encoders. "
+                "Start it with --mmproj FILE"
+            )
+        if len(found) > MAX_MEDIA:
+            raise ValueError(
+                f"messages: {len(found)} images, sounds and videos, expected at most {MAX_MEDIA}"
+            )
+        opened = []
+        for item in found:
+            data = item.data
+            if data is None:
+                if fetch is None:
+                    raise ValueError(
+                        f"{item.where}: a URL, expected the content itself (base64 or a data URL)"
+                    )
+                data = fetch(item)
+            kind: Kind = item.kind  # type: ignore[assignment]
+            opened.append(self.encoders.open(kind, data, name=item.where, budget=self.image_budget))
+        return opened
+
+    def _check_room(self, ids: Sequence[int]) -> None:
+        if len(ids) >= self.context_len:
+            raise ContextOverflow(len(ids), self.context_len)
+
+    def _bounded(self, ids: Sequence[int], options: Options) -> Options:
+        room = self.context_len - len(ids)
+        wanted = room if options.max_tokens is None else min(options.max_tokens, room)
+        return replace(options, max_tokens=wanted)
+
+    def _constraint(self, ids: Sequence[int], options: Options, *, is_chat: bool) -> Constraint | None:
+        parts: list[Constraint] = []
+        if is_chat:
+            budget = self.budget if options.budget is None else options.budget
+            parts.append(
+                ThoughtLimits(
+                    self.tokenizer,
+                    ids,
+                    thinking=options.thinking,
+                    max_tokens=options.max_tokens,
+                    budget=budget,
+                )
+            )
+        grammar = options.grammar or tool_calls(options.tools, options.choice, options.schema)
+        if grammar is not None:
+            with self._lock:
+                parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))
+        if options.min_tokens:
+            parts.append(MinTokens(options.min_tokens, self.tokenizer.eog_ids))
+        return All(*parts) if parts else None
+
+    # The answer.
+
+    def answer(self, prompt: Prompt) -> Iterator[Said]:
+        """The events of all answers to a prompt; the thread waits for each.
+
+        Raises:
+            ValueError, QueueFull, Closing: as `prepare`
+            Exception: what an answer ended with, if that was an error
+        """
+        heard: queue.SimpleQueue[tuple[int, many.Event]] = queue.SimpleQueue()
+        ticket = self._submit(prompt, lambda k, event: heard.put((k, event)))
+        answers = Answers(self.tokenizer, prompt, ticket)
+        try:
+            while not answers.are_over:
+                yield from answers.push(*heard.get())
+        finally:
+            self._leave(prompt, answers, ticket)
+
+    async def answer_async(self, prompt: Prompt) -> AsyncIterator[Said]:
+        """The same in an event loop."""
+        loop, heard = asyncio.get_running_loop(), asyncio.Queue[tuple[int, many.Event]]()
+
+        def hear(k: int, event: many.Event) -> None:
+            try:
+                loop.call_soon_threadsafe(heard.put_nowait, (k, event))
+            except RuntimeError:
+                pass  # the loop is closed: nobody listens
+
+        ticket = self._submit(prompt, hear)
+        answers = Answers(self.tokenizer, prompt, ticket)
+        try:
+            while not answers.are_over:
+                for said in answers.push(*(await heard.get())):
+                    yield said
+        finally:
+            self._leave(prompt, answers, ticket)
+
+    def _submit(self, prompt: Prompt, heard: Callable[[int, many.Event], None]) -> Ticket:
+        options, constraint = prompt.options, prompt.constraint
+        assert options.max_tokens is not None
+        requests = [
+            many.Request(
+                prompt.ids,
+                prompt.soft,
+                params,
+                options.max_tokens,
+                constraint=None if constraint is None else constraint.fork(),
+                n_logprobs=options.n_logprobs,
+            )
+            for params in options.params.choices(options.n)
+        ]
+        return self.worker.submit(requests, heard)
+
+    def _leave(self, prompt: Prompt, answers: Answers, ticket: Ticket) -> None:
+        if not answers.are_over:
+            ticket.cancel()
+        if prompt.messages is None:
+            return
+        with self._lock:
+            for message, written in answers.whole():
+                self._kept.keep(prompt.messages, message, written)
+
+
+def _are_objects(messages: Any) -> bool:
+    return isinstance(messages, list | tuple) and all(isinstance(each, Mapping) for each in messages)
