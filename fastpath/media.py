@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastpath import locks
+from fastpath.hub.name import HubName, is_hub_name
 from fastpath.load import Model
 from fastpath.model.audio import encode_audio
 from fastpath.model.vision import encode_image
@@ -34,8 +35,8 @@ Progress = Callable[[int, int], None]
 
 
 def load_projector(model: Model, path: str | None) -> Media:
-    """The projector file of a model. Where none is named: the model itself, if its file holds encoders too,
-    or the only one beside it, and a note says which.
+    """The projector file of a model, or its name on the Hub. Where none is named: the model itself, if its
+    file holds encoders too, or the only one beside it, and a note says which.
 
     Raises:
         ValueError: one line; also when its soft tokens do not fit the model
@@ -47,8 +48,13 @@ def load_projector(model: Model, path: str | None) -> Media:
             notes = (f"{path}: the encoders of images and sounds, as no --mmproj was given",)
     if not path:
         raise ValueError("the projector's name is empty. Name the model's mmproj file")
+    if is_hub_name(path):
+        path = _from_hub(model, path)
     media = load_media(path)
-    media.check(model.config, model.path)
+    try:
+        media.check(model.config, model.path)
+    except ValueError as error:
+        raise ValueError(f"{error}{_right_one(model, ', such as ')}") from None
     return Media(media.path, media.vision, media.audio, notes + media.notes, media.tensors)
 
 
@@ -62,8 +68,23 @@ def _beside(model: Model) -> str:
     what = "none lies beside it" if not found else f"{len(found)} lie beside it"
     raise ValueError(
         f"{model.path}: images, sounds and videos need the model's encoders, and of files mmproj-...gguf "
-        f"{what}. Name the right one: --mmproj FILE"
+        f"{what}. Name the right one: --mmproj {_right_one(model) or 'FILE'}"
     )
+
+
+def _from_hub(model: Model, name: str) -> str:
+    from fastpath.hub import catalogue, fetch
+
+    catalogue.check_pair(HubName.parse(name), "projector", model.config.model_dim, model.path)
+    return str(fetch.local_path(name, "projector"))
+
+
+def _right_one(model: Model, before: str = "") -> str:
+    """The published projector of the model's width, if there is one."""
+    from fastpath.hub.catalogue import right_one
+
+    name = right_one("projector", model.config.model_dim)
+    return f"{before}{name}" if name else ""
 
 
 @dataclass(frozen=True)

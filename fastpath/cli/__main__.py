@@ -6,6 +6,7 @@ PROG = "twinpath"
 
 # name -> (module, what it does); modules are imported when chosen, so that --help waits for nothing
 COMMANDS = {
+    "models": ("fastpath.cli.models", "published models: sizes, what fits this machine, downloads"),
     "inspect": ("fastpath.cli.inspect", "what a model file holds: layers, types, sizes, bytes of the cache"),
     "tokenize": ("fastpath.cli.text", "text to token ids, ids to text"),
     "render": ("fastpath.cli.text", "messages (JSON) to prompt text and token ids"),

@@ -100,7 +100,9 @@ def real(minimum: float, maximum: float = math.inf, *, open_below: bool = False)
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", metavar="FILE", help="a Gemma 4 GGUF file (default: the embedded demo checkpoint)"
+        "--model",
+        metavar="FILE",
+        help="a Gemma 4 GGUF file, or hf:OWNER/REPO[/FILE][@REVISION] (default: the embedded demo)",
     )
 
 
@@ -186,8 +188,14 @@ def dash(text: str) -> str:
 
 
 def model_path(given: str | None) -> Path:
-    """The file asked for, or the demo."""
+    """The file asked for, or the demo. What lies on the Hub is fetched, unless it has been."""
+    from fastpath.hub.name import is_hub_name
     from fastpath.load import DEMO
+
+    if given is not None and is_hub_name(given):
+        from fastpath.hub.fetch import local_path
+
+        return local_path(given)
 
     if given == "":
         raise ValueError("the model's name is empty. Give a file, or leave --model out for the demo.")

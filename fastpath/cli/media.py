@@ -68,7 +68,8 @@ def add_mmproj(parser: Any) -> None:
     parser.add_argument(
         "--mmproj",
         metavar="FILE",
-        help="the model's encoders: an mmproj GGUF or a safetensors shard (default: one beside the model)",
+        help="the model's encoders: an mmproj GGUF, a safetensors shard, or hf:OWNER/REPO[/FILE][@REVISION] "
+        "(default: one beside the model)",
     )
 
 

@@ -28,7 +28,7 @@ THIRD_PARTY = {
         "av",
         "llguidance",
     },  # all but NumPy in frontend only
-    "fastpath": {"numpy", "numba", "llvmlite"},
+    "fastpath": {"numpy", "numba", "llvmlite", "huggingface_hub", "prompt_toolkit", "rich"},
 }
 NOUNS = (
     "refimpl.config",

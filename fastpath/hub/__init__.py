@@ -1,0 +1,1 @@
+"""Models from the Hugging Face Hub: names like hf:OWNER/REPO/FILE, which files belong together, downloads."""
