@@ -6,6 +6,8 @@ PROG = "twinpath"
 
 # name -> (module, what it does); modules are imported when chosen, so that --help waits for nothing
 COMMANDS = {
+    "chat": ("fastpath.cli.chat", "a conversation in the terminal; requests from files of JSON lines"),
+    "serve": ("fastpath.cli.serve", "a server for browsers and for OpenAI, Anthropic and Ollama clients"),
     "models": ("fastpath.cli.models", "published models: sizes, what fits this machine, downloads"),
     "inspect": ("fastpath.cli.inspect", "what a model file holds: layers, types, sizes, bytes of the cache"),
     "tokenize": ("fastpath.cli.text", "text to token ids, ids to text"),
@@ -21,8 +23,10 @@ _CACHE = "Ask for less: --context and --chunk bound the cache and a call"
 # what bounds the memory of a command; "" is inference
 LESS = {
     "": _CACHE,
+    "chat": _CACHE,
     "logits": _CACHE,
     "trace": _CACHE,
+    "serve": "Ask for less: --context, --parallel and --kv-bytes bound the cache",
     "bench": "Ask for less: --batch, -p, -n, -d and -b bound the cache and a call",
 }
 ENOMEM = 12

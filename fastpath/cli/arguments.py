@@ -248,13 +248,17 @@ def _finite(number: str) -> float:
 
 
 def read_json(source: str, what: str) -> Any:
+    return parse_json(read_text(source), source, what)
+
+
+def parse_json(text: str, where: str, what: str) -> Any:
     try:
-        return json.loads(read_text(source), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except _NotANumber as error:
-        raise ValueError(f"{source}: {what} are not usable: {error}.") from error
+        raise ValueError(f"{where}: {what} are not usable: {error}.") from error
     except json.JSONDecodeError as error:
         raise ValueError(
-            f"{source}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            f"{where}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from error
     except RecursionError as error:
-        raise ValueError(f"{source}: {what} are nested too deeply to be read.") from error
+        raise ValueError(f"{where}: {what} are nested too deeply to be read.") from error

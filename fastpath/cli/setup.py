@@ -26,9 +26,13 @@ def open_model(args) -> Model:
     return load_model(model_path(args.model))
 
 
-def open_engine(args, model: Model, *, files: Files | None = None) -> Engine:
-    """An engine as the engine options say, and for these images."""
-    return Engine(model, ops_for(args.backend), **_options(args, None, files))
+def open_engine(
+    args, model: Model, *, files: Files | None = None, largest_image: int = 0, n_seqs: int = 1
+) -> Engine:
+    """An engine as the engine options say, and for these images, or for any up to a number of soft tokens."""
+    options = _options(args, None, files)
+    options["largest_image"] = max(options["largest_image"], largest_image)
+    return Engine(model, ops_for(args.backend), n_seqs=n_seqs, **options)
 
 
 def open_lanes(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Lanes:
