@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-.PHONY: demo test test-slow soak lint goldens bench-peers clean
+.PHONY: demo serve test test-slow soak lint goldens bench-peers clean
 
 demo: $(VENV)/.installed          ## install, then let the embedded checkpoint answer a prompt
 	$(PY) -m fastpath.cli --prompt "What is Twinpath?" --stats
+
+serve: $(VENV)/.installed-server   ## a chat page and OpenAI's, Anthropic's and Ollama's APIs on port 5000 (ARGS="--model FILE")
+	$(PY) -m fastpath.cli serve $(ARGS)
 
 test: $(VENV)/.installed-test     ## the whole suite; no torch, no GPU, no model files needed
 	$(PY) -m pytest -m "not live and not slow and not gpu"
@@ -41,9 +44,13 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+$(VENV)/.installed-server: $(VENV)/bin/python pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[server]"
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
 	@echo "installing twinpath and its test tools into $(VENV) ..."
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test,test-server]"
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml

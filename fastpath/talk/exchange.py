@@ -8,8 +8,8 @@
         if isinstance(event, Finish): messages.append(event.message)
 
 Leaving the loop early (break, an exception, Ctrl+C) gives the answer up within one step of the model.  In an
-event loop: `async for event in exchange.answer_async(prompt)`; `prepare` takes milliseconds, with images
-longer, and belongs in a thread there.  `messages` are those of OpenAI's chat API (frontend/dialects.py brings
+event loop: `async for event in exchange.begin(prompt)`; `prepare` takes milliseconds, with images longer, and
+belongs in a thread there.  `messages` are those of OpenAI's chat API (frontend/dialects.py brings
 other shapes into this one); images, sounds and videos are in them as data URLs or base64.
 
 The ids of each answer are kept, and stand in the prompts of later turns that begin with the same messages:
@@ -111,8 +111,7 @@ class Exchange:
             QueueFull, Closing: of the worker, before the work begins
         """
         self.worker.check_room()
-        found = media_of(messages) if isinstance(messages, list | tuple) and _are_objects(messages) else []
-        opened = self._opened(found, fetch)
+        opened = self._opened(messages, fetch)
         ids = self.render(messages, options, [each.input.part for each in opened])
         soft: Sequence[SoftTokens] = ()
         if opened:
@@ -142,6 +141,13 @@ class Exchange:
         options = self._bounded(ids, options)
         return Prompt(ids, options, (), None, self._constraint(ids, options, is_chat=False))
 
+    def count(
+        self, messages: Sequence[Mapping[str, Any]], options: Options, fetch: Fetch | None = None
+    ) -> int:
+        """Tokens of the prompt that these would make; nothing is computed. Raises as `prepare` does."""
+        opened = self._opened(messages, fetch)
+        return len(self.render(messages, options, [each.input.part for each in opened]))
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: Options, media: Sequence[MediaPart] = ()
     ) -> list[int]:
@@ -160,7 +166,9 @@ class Exchange:
             continue_final=options.continue_final,
         )
 
-    def _opened(self, found: Sequence[Media], fetch: Fetch | None) -> list[Any]:
+    def _opened(self, messages: Any, fetch: Fetch | None) -> list[Any]:
+        """What stands in the messages, decoded; their faults are for the template to find."""
+        found = media_of(messages) if _are_objects(messages) else []
         if not found:
             return []
         if self.encoders is None:
@@ -233,24 +241,9 @@ class Exchange:
         finally:
             self._leave(prompt, answers, ticket)
 
-    async def answer_async(self, prompt: Prompt) -> AsyncIterator[Said]:
-        """The same in an event loop."""
-        loop, heard = asyncio.get_running_loop(), asyncio.Queue[tuple[int, many.Event]]()
-
-        def hear(k: int, event: many.Event) -> None:
-            try:
-                loop.call_soon_threadsafe(heard.put_nowait, (k, event))
-            except RuntimeError:
-                pass  # the loop is closed: nobody listens
-
-        ticket = self._submit(prompt, hear)
-        answers = Answers(self.tokenizer, prompt, ticket)
-        try:
-            while not answers.are_over:
-                for said in answers.push(*(await heard.get())):
-                    yield said
-        finally:
-            self._leave(prompt, answers, ticket)
+    def begin(self, prompt: Prompt) -> Talk:
+        """The same in an event loop: the request is in the engine when this returns."""
+        return Talk(self, prompt)
 
     def _submit(self, prompt: Prompt, heard: Callable[[int, many.Event], None]) -> Ticket:
         options, constraint = prompt.options, prompt.constraint
@@ -276,6 +269,39 @@ class Exchange:
         with self._lock:
             for message, written in answers.whole():
                 self._kept.keep(prompt.messages, message, written)
+
+
+class Talk:
+    """The answers to one prompt, in an event loop: `async for said in talk`, and `leave` in any case."""
+
+    def __init__(self, exchange: Exchange, prompt: Prompt):
+        loop = asyncio.get_running_loop()
+        self._heard: asyncio.Queue[tuple[int, many.Event]] = asyncio.Queue()
+
+        def hear(k: int, event: many.Event) -> None:
+            try:
+                loop.call_soon_threadsafe(self._heard.put_nowait, (k, event))
+            except RuntimeError:
+                pass  # the loop is closed: nobody listens
+
+        self.prompt = prompt
+        self._exchange, self._is_left = exchange, False
+        self._ticket = exchange._submit(prompt, hear)
+        self._answers = Answers(exchange.tokenizer, prompt, self._ticket)
+
+    async def __aiter__(self) -> AsyncIterator[Said]:
+        try:
+            while not self._answers.are_over:
+                for said in self._answers.push(*(await self._heard.get())):
+                    yield said
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Gives the answers up that have not ended."""
+        if not self._is_left:
+            self._is_left = True
+            self._exchange._leave(self.prompt, self._answers, self._ticket)
 
 
 def _are_objects(messages: Any) -> bool:

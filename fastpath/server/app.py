@@ -1,0 +1,65 @@
+"""create_app: the routes, what stands around them, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp
+
+from fastpath.server import anthropic, ollama, openai, operations, responses
+from fastpath.server.errors import ApiError, response
+from fastpath.server.limits import Guard
+from fastpath.server.service import Service
+from fastpath.server.streams import ClientGone
+from fastpath.talk.worker import Closing, InternalError, QueueFull
+
+DRAIN_S = 10.0  # how long answers may go on when the server is told to end
+PAGE = Path(__file__).with_name("page.html")
+
+
+def create_app(service: Service) -> ASGIApp:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.in_thread(service.exchange.worker.close, DRAIN_S)
+
+    app = FastAPI(title="Twinpath", lifespan=lifespan, docs_url=None, redoc_url=None)
+    for module in (openai, responses, anthropic, ollama, operations):
+        app.include_router(module.router(service))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        what = {404: "no such path", 405: f"{request.method} is not allowed here"}
+        told = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
+        return response(request.url.path, told)
+
+    @app.exception_handler(ClientGone)
+    async def of_nobody(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    async def of_ours(request: Request, error: Exception) -> Response:
+        return response(request.url.path, service.told(error))
+
+    for kind in TOLD:  # by name: what is left to the handler of everything is raised again behind its answer
+        app.add_exception_handler(kind, of_ours)
+    app.add_exception_handler(Exception, of_ours)
+    return Guard(app, service.settings)
+
+
+TOLD = (ApiError, ValueError, QueueFull, Closing, MemoryError, RecursionError, InternalError)
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src 'self' data: blob:; media-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}

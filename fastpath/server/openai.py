@@ -1,0 +1,389 @@
+"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions (responses.py has /v1/responses)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from secrets import token_hex
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from fastpath.server.errors import ApiError, shape
+from fastpath.server.service import MAX_CHOICES, Answer, Fields, Service, body_schema, stops_of
+from fastpath.server.streams import JSON, sse
+from fastpath.talk.events import Call, Finish, Options, Said, Text, Thought
+from fastpath.talk.exchange import Prompt
+from refimpl.frontend import grammar as forms
+from refimpl.frontend.dialects import openai_choice
+from refimpl.frontend.sampling import Logprob
+from refimpl.frontend.tokenizer import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Sampled(Fields):
+    """What chats and raw completions have in common."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    min_tokens: int = Field(0, ge=0)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """For `Service.params`."""
+        repeat = self.repeat_penalty if self.repeat_penalty is not None else self.repetition_penalty
+        names = ("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+        return {name: getattr(self, name) for name in names} | {
+            "repeat_penalty": repeat,
+            "bias": self.logit_bias,
+        }
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool((self.stream_options or {}).get("include_usage"))
+
+    def form(self) -> forms.Grammar | None:
+        """What OpenAI's API does not have: `regex`, and `grammar` in the syntax of llama.cpp or Lark."""
+        if self.regex is not None:
+            return forms.regex(self.regex)
+        if self.grammar is not None:
+            return forms.gbnf(self.grammar) if "::=" in self.grammar else forms.lark(self.grammar)
+        return None
+
+
+class ChatRequest(Sampled):
+    messages: list[Any]
+    max_completion_tokens: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = Field(None, ge=0)
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+
+
+class CompletionRequest(Sampled):
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    max_tokens: int | None = 16
+    echo: bool = False
+    suffix: str | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["OpenAI"])
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return JSON({"object": "list", "data": [_model(service)]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        if name != service.settings.name:
+            known = service.settings.name
+            message = f"model: {name} is not here, expected {known}"
+            raise ApiError(404, message, field="model", code="model_not_found")
+        return JSON(_model(service))
+
+    @routes.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    async def chat(request: Request) -> Response:
+        asked = await service.read(request, ChatRequest)
+        prompt = await service.prepared(lambda: service.chat(asked.messages, chat_options(service, asked)))
+        answer = _ChatAnswer(service, asked.wants_usage)
+        if asked.stream:
+            return service.streamed(prompt, answer.frames, _failed)
+        return await service.whole(request, prompt, answer.whole)
+
+    @routes.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        asked = await service.read(request, CompletionRequest)
+        prompt = await service.prepared(lambda: _raw(service, asked))
+        answer = _RawAnswer(service, asked.wants_usage, prompt, asked.echo)
+        if asked.stream:
+            return service.streamed(prompt, answer.frames, _failed)
+        return await service.whole(request, prompt, answer.whole)
+
+    return routes
+
+
+def _model(service: Service) -> dict[str, Any]:
+    n = service.exchange.context_len
+    name = service.settings.name
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.began,
+        "owned_by": "twinpath",
+        "context_length": n,
+    }
+
+
+def _failed(error: ApiError) -> bytes:
+    return sse(shape("/v1/", error))
+
+
+# -- requests --------------------------------------------------------------------------------------
+
+
+def chat_options(service: Service, asked: ChatRequest) -> Options:
+    template = dict(asked.chat_template_kwargs or {})
+    thinking = template.pop("enable_thinking", asked.reasoning_effort not in (None, "none"))
+    most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+    return Options(
+        params=service.params(**asked.sampling()),
+        max_tokens=service.limit(most),
+        min_tokens=asked.min_tokens,
+        n=asked.n,
+        stops=stops_of(asked.stop),
+        tools=asked.tools or (),
+        choice=openai_choice(asked.tool_choice, parallel=asked.parallel_tool_calls),
+        thinking=bool(thinking),
+        budget=asked.thinking_budget,
+        schema=schema_of(asked.response_format, "response_format"),
+        grammar=asked.form(),
+        n_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        continue_final=asked.continue_final_message,
+        template=template,
+    )
+
+
+def schema_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, Any] | None:
+    """The JSON schema that `response_format` asks for, also as the Responses API has it, which is flat."""
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return form["schema"] if isinstance(form.get("schema"), Mapping) else {"type": "object"}
+    if kind == "json_schema":
+        inner = form.get("json_schema", form)
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if isinstance(schema, Mapping):
+            return schema
+        raise ApiError(
+            400, f"{field}.json_schema.schema: expected a JSON schema", field=f"{field}.json_schema"
+        )
+    message = f"{field}.type: {str(kind)[:80]}, expected text, json_object or json_schema"
+    raise ApiError(400, message, field=f"{field}.type")
+
+
+def _raw(service: Service, asked: CompletionRequest) -> Prompt:
+    if asked.suffix:
+        raise ApiError(
+            400, "suffix: this model writes on, and fills nothing in. Leave it out", field="suffix"
+        )
+    prompt: Any = asked.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            message = f"prompt: {len(prompt)} prompts, expected one. Send each in a request of its own"
+            raise ApiError(400, message, field="prompt")
+        [prompt] = prompt
+    options = Options(
+        params=service.params(**asked.sampling()),
+        max_tokens=service.limit(asked.max_tokens),
+        min_tokens=asked.min_tokens,
+        n=asked.n,
+        stops=stops_of(asked.stop),
+        grammar=asked.form(),
+        n_logprobs=asked.logprobs,
+    )
+    return service.exchange.prepare_raw(prompt, options)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+class _ChatAnswer:
+    """One answer of the chat API."""
+
+    def __init__(self, service: Service, wants_usage: bool):
+        self._name, self._tokenizer = service.settings.name, service.exchange.tokenizer
+        self._id, self._created = f"chatcmpl-{token_hex(12)}", int(time.time())
+        self._wants_usage = wants_usage
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        choices = []
+        for answer in answers:
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text or None, "refusal": None}
+            if not answer.text and not answer.calls:
+                message["content"] = ""
+            if answer.thought:
+                message["reasoning_content"] = answer.thought
+            if answer.calls:
+                message["tool_calls"] = [_call(call) for call in answer.calls]
+            choice = {"index": answer.choice, "message": message, "finish_reason": answer.end.reason}
+            choices.append(choice | {"logprobs": self._logprobs(answer.logprobs)})
+        ends = [answer.end for answer in answers]
+        return self._head("chat.completion") | {
+            "choices": choices,
+            "usage": usage_of(ends),
+            "timings": timings(ends),
+        }
+
+    async def frames(self, events: AsyncIterator[Said]) -> AsyncIterator[bytes]:
+        ends: list[Finish] = []
+        begun: set[int] = set()
+        async for said in events:
+            if said.choice not in begun:
+                begun.add(said.choice)
+                yield self._chunk(said.choice, {"role": "assistant", "content": ""})
+            if isinstance(said, Thought):
+                yield self._chunk(said.choice, {"reasoning_content": said.text})
+            elif isinstance(said, Text):
+                yield self._chunk(said.choice, {"content": said.text}, logprobs=said.logprobs)
+            elif isinstance(said, Call):
+                yield self._chunk(said.choice, {"tool_calls": [{"index": said.index, **_call(said)}]})
+            else:
+                ends.append(said)
+                rest = () if said.stop_string else said.logprobs
+                yield self._chunk(said.choice, {}, said.reason, rest)
+        if self._wants_usage:
+            last = {"choices": [], "usage": usage_of(ends), "timings": timings(ends)}
+            yield sse(self._head("chat.completion.chunk") | last)
+        yield DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._name}
+
+    def _chunk(
+        self,
+        k: int,
+        delta: Mapping[str, Any],
+        reason: str | None = None,
+        logprobs: Sequence[Logprob] = (),
+    ) -> bytes:
+        choice = {"index": k, "delta": delta, "finish_reason": reason, "logprobs": self._logprobs(logprobs)}
+        return sse(self._head("chat.completion.chunk") | {"choices": [choice]})
+
+    def _logprobs(self, found: Sequence[Logprob]) -> dict[str, Any] | None:
+        if not found:
+            return None
+        return {"content": [logprob_of(self._tokenizer, each) for each in found], "refusal": None}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def logprob_of(tokenizer: Tokenizer, found: Logprob) -> dict[str, Any]:
+    """One token and the likeliest ones at its place, as the chat API writes them."""
+
+    def one(token: int, value: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+
+    return one(found.token, found.logprob) | {"top_logprobs": [one(*pair) for pair in found.top]}
+
+
+def usage_of(ends: Sequence[Finish]) -> dict[str, Any]:
+    """Of all answers to one prompt."""
+    usages = [end.usage for end in ends]
+    prompt, generated = usages[0].prompt, sum(usage.generated for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.thought for usage in usages)},
+    }
+
+
+def timings(ends: Sequence[Finish]) -> dict[str, float]:
+    """Of the first answer, in milliseconds."""
+    usage = ends[0].usage
+    return {
+        "queue_ms": 1e3 * usage.queue_s,
+        "first_token_ms": 1e3 * usage.first_s,
+        "prompt_ms": 1e3 * usage.prefill_s,
+        "predicted_ms": 1e3 * usage.decode_s,
+        "predicted_per_second": usage.per_second,
+    }
+
+
+class _RawAnswer:
+    """One answer of the API for raw prompts."""
+
+    def __init__(self, service: Service, wants_usage: bool, prompt: Prompt, echo: bool):
+        self._name, self._tokenizer = service.settings.name, service.exchange.tokenizer
+        self._id, self._created = f"cmpl-{token_hex(12)}", int(time.time())
+        self._wants_usage = wants_usage
+        bos = self._tokenizer.bos_id
+        ids = [i for k, i in enumerate(prompt.ids) if k or i != bos]
+        self._echo = self._tokenizer.decode(ids) if echo else ""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        ends = [answer.end for answer in answers]
+        choices = [
+            self._choice(each.choice, self._echo + each.text, each.end.reason, each.logprobs)
+            for each in answers
+        ]
+        return self._head() | {"choices": choices, "usage": usage_of(ends), "timings": timings(ends)}
+
+    async def frames(self, events: AsyncIterator[Said]) -> AsyncIterator[bytes]:
+        ends: list[Finish] = []
+        begun: set[int] = set()
+        async for said in events:
+            if said.choice not in begun and self._echo:
+                yield self._chunk(self._choice(said.choice, self._echo, None, ()))
+            begun.add(said.choice)
+            if isinstance(said, Text):
+                yield self._chunk(self._choice(said.choice, said.text, None, said.logprobs))
+            elif isinstance(said, Finish):
+                ends.append(said)
+                yield self._chunk(self._choice(said.choice, "", said.reason, ()))
+        if self._wants_usage:
+            yield sse(self._head() | {"choices": [], "usage": usage_of(ends), "timings": timings(ends)})
+        yield DONE
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._name,
+        }
+
+    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
+        return sse(self._head() | {"choices": [choice]})
+
+    def _choice(self, k: int, text: str, reason: str | None, logprobs: Sequence[Logprob]) -> dict[str, Any]:
+        return {
+            "index": k,
+            "text": text,
+            "finish_reason": reason,
+            "logprobs": self._logprobs(logprobs) if logprobs else None,
+        }
+
+    def _logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
+        def word(token: int) -> str:
+            return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+        words = [word(each.token) for each in found]
+        offsets = [len(self._echo) + sum(map(len, words[:k])) for k in range(len(words))]
+        return {
+            "tokens": words,
+            "token_logprobs": [each.logprob for each in found],
+            "top_logprobs": [{word(token): value for token, value in each.top} for each in found],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,219 @@
+"""Service: what the APIs share.  Reads a request, prepares it in a thread, and watches over its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fastpath.server.errors import ApiError, api_error
+from fastpath.server.metrics import Metrics
+from fastpath.server.streams import JSON, Streamed, unless_gone
+from fastpath.talk.events import Finish, Options, Said, Text, Thought
+from fastpath.talk.exchange import Exchange, Fetch, Prompt, Talk
+from refimpl.frontend.sampling import SamplingParams
+
+Body = TypeVar("Body", bound=BaseModel)
+PREPARING = 4  # requests whose prompts are made at the same time
+MAX_CHOICES = 16
+MAX_STOPS = 64
+log = logging.getLogger("twinpath.server")
+
+
+class Fields(BaseModel):
+    """A request's body: unknown members are let through, as clients send many."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    name         of the model, as clients see it
+    max_tokens   of an answer that has no limit of its own; None: what the context holds
+    sampling     of requests that say nothing
+    api_key      that clients must send; None: none
+    max_body     bytes of a request
+    origins      web pages of other places that may ask
+    fetch        gets media that lie at a URL; None: such media are refused
+    log_prompts  prompts and answers stand in the log
+    """
+
+    name: str
+    max_tokens: int | None = None
+    sampling: SamplingParams = field(
+        default_factory=lambda: SamplingParams(temperature=1.0, top_k=64, top_p=0.95)
+    )
+    api_key: str | None = None
+    max_body: int = 64 << 20
+    origins: Sequence[str] = ()
+    fetch: Fetch | None = None
+    log_prompts: bool = False
+
+
+class Service:
+    """paths: of files of this machine, which no answer may name."""
+
+    def __init__(self, exchange: Exchange, settings: Settings, paths: Sequence[Path] = ()):
+        self.exchange, self.settings = exchange, settings
+        self.began, self.metrics = int(time.time()), Metrics(exchange)
+        self._paths = [(str(path), path.name) for path in paths]
+        self._pool = ThreadPoolExecutor(PREPARING, "prepare")
+
+    def close(self, timeout: float) -> None:
+        self.exchange.worker.close(timeout)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # From a body to a prompt.
+
+    async def in_thread(self, function: Callable[..., Any], *given: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *given)
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body of a request, whatever it says of its type: it is JSON."""
+        return await self.in_thread(kind.model_validate_json, await request.body() or b"{}")
+
+    async def prepared(self, make: Callable[[], Prompt]) -> Prompt:
+        """A prompt, made in a thread.  There may be no room for it: this is said before the work."""
+        self.exchange.worker.check_room()
+        return await self.in_thread(make)
+
+    def chat(self, messages: Any, options: Options) -> Prompt:
+        if not isinstance(messages, list):
+            raise ApiError(400, "messages: expected a list", field="messages")
+        return self.exchange.prepare(messages, options, self.settings.fetch)
+
+    def params(self, **given: Any) -> SamplingParams:
+        """Sampling as asked for; what was not said is what the server was started with."""
+        said = {key: value for key, value in given.items() if value is not None}
+        said.setdefault("seed", secrets.randbits(63))
+        if said["seed"] < 0:
+            said["seed"] += 1 << 64  # clients send -1 and other signed numbers
+        return replace(self.settings.sampling, **said)
+
+    def limit(self, max_tokens: int | None) -> int | None:
+        if max_tokens is None:
+            return self.settings.max_tokens
+        if max_tokens < 1:
+            raise ApiError(400, f"max_tokens: {max_tokens}, expected at least 1", field="max_tokens")
+        return max_tokens
+
+    # From a prompt to a response.
+
+    async def whole(self, request: Request, prompt: Prompt, make: Callable[[list[Answer]], Any]) -> Response:
+        """All answers at once."""
+        talk = self.exchange.begin(prompt)
+        try:
+            answers = await unless_gone(request, self._collected(talk, prompt))
+        finally:
+            talk.leave()
+        return JSON(make(answers))
+
+    async def _collected(self, talk: Talk, prompt: Prompt) -> list[Answer]:
+        answers = [Answer(k) for k in range(prompt.options.n)]
+        async for said in self._watched(talk):
+            answers[said.choice].add(said)
+        return answers
+
+    def streamed(
+        self,
+        prompt: Prompt,
+        frames: Callable[[AsyncIterator[Said]], AsyncIterator[bytes]],
+        failed: Callable[[ApiError], bytes],
+        media_type: str = "text/event-stream",
+    ) -> Response:
+        """An answer as it comes.
+
+        frames  what the API writes of the events
+        failed  what it writes of an error in the middle of them
+        """
+        talk = self.exchange.begin(prompt)
+        ping = {} if media_type == "text/event-stream" else {"ping": b""}
+        return Streamed(self._safe(frames(self._watched(talk)), failed), talk.leave, media_type, **ping)
+
+    async def _safe(
+        self, frames: AsyncIterator[bytes], failed: Callable[[ApiError], bytes]
+    ) -> AsyncIterator[bytes]:
+        try:
+            async for frame in frames:
+                yield frame
+        except Exception as error:
+            yield failed(self.told(error))
+
+    async def _watched(self, talk: Talk) -> AsyncIterator[Said]:
+        last = None
+        async for said in talk:
+            now = time.perf_counter()
+            if isinstance(said, Finish):
+                self.metrics.finished(said)
+                if said.reason == "abort":
+                    raise ApiError(503, "the answer was given up, as the server is shutting down")
+            elif isinstance(said, Thought | Text):
+                if last is not None:
+                    self.metrics.between.observe(now - last)
+                last = now
+            yield said
+
+    # Errors.
+
+    def told(self, error: BaseException) -> ApiError:
+        """What the client is told; ours are logged."""
+        found = api_error(error)
+        if found.status >= 500 and not isinstance(error, ApiError):
+            log.error("request failed", exc_info=error)
+        for path, name in self._paths:
+            found.message = found.message.replace(path, name)
+        return found
+
+
+@dataclass
+class Answer:
+    """All that was said in one answer."""
+
+    choice: int
+    thought: str = ""
+    text: str = ""
+    calls: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add(self, said: Said) -> None:
+        if isinstance(said, Thought):
+            self.thought += said.text
+        elif isinstance(said, Text):
+            self.text += said.text
+            self.logprobs += said.logprobs
+        elif isinstance(said, Finish):
+            self.finish = said
+            if not said.stop_string:
+                self.logprobs += said.logprobs
+        else:
+            self.calls.append(said)
+
+    @property
+    def end(self) -> Finish:
+        assert self.finish is not None, "an answer that has not ended"
+        return self.finish
+
+
+def stops_of(stop: str | Sequence[str] | None) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else list(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise ApiError(400, f"stop: {len(stops)} strings, expected at most {MAX_STOPS}", field="stop")
+    return stops
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """The body for the OpenAPI document: routes read it themselves."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,290 @@
+"""Bad input, strangers, crowds, and clients that leave."""
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests import tiny
+from tests.media import files
+from tests.media.tiny_mmproj import make as make_projector
+from tests.server.conftest import ENDS
+from tests.server.serving import serving
+from tests.server.test_openai import ANSWER, QUESTION
+
+CHAT, RAW, MESSAGES, RESPONSES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
+LONG = {"messages": QUESTION, "max_tokens": 4000, "min_tokens": 4000, "temperature": 0}
+FAULTS = [  # path, body, the field that is named
+    (CHAT, {}, "messages"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": "Hi"}, "messages"),
+    (CHAT, {"messages": [1]}, "messages[0]"),
+    (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "smell"}]}]}, "messages[0].content[0]"),
+    (CHAT, {"messages": QUESTION, "temperature": -1}, "temperature"),
+    (CHAT, {"messages": QUESTION, "temperature": "hot"}, "temperature"),
+    (CHAT, {"messages": QUESTION, "top_p": 0}, "top_p"),
+    (CHAT, {"messages": QUESTION, "n": 0}, "n"),
+    (CHAT, {"messages": QUESTION, "n": 1000}, "n"),
+    (CHAT, {"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
+    (CHAT, {"messages": QUESTION, "stop": ""}, "stop"),
+    (CHAT, {"messages": QUESTION, "stop": ["a"] * 100}, "stop"),
+    (CHAT, {"messages": QUESTION, "logit_bias": {"x": 1}}, "logit_bias.x.[key]"),
+    (CHAT, {"messages": QUESTION, "tools": [5]}, "tools[0]"),
+    (CHAT, {"messages": QUESTION, "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": QUESTION, "tool_choice": {"type": "function"}}, "tool_choice"),
+    (CHAT, {"messages": QUESTION, "response_format": {"type": "xml"}}, "response_format.type"),
+    (CHAT, {"messages": QUESTION, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"messages": QUESTION, "grammar": "root ::= ("}, "grammar"),
+    (CHAT, {"messages": QUESTION, "regex": "("}, "regex"),
+    (CHAT, {"messages": QUESTION, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]},
+     "messages[0].content[0].image_url.url"),
+    (RAW, {"prompt": [999999]}, "prompt"),
+    (RAW, {"prompt": []}, "prompt"),
+    (RAW, {"prompt": ["a", "b"]}, "prompt"),
+    (RAW, {"prompt": "a", "suffix": "b"}, "suffix"),
+    (RESPONSES, {"input": [{"type": "smell"}]}, "input[0]"),
+    (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
+    (MESSAGES, {"messages": QUESTION}, "max_tokens"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "thinking": {"type": "?"}}, "thinking.type"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tool_choice": 5}, "tool_choice"),
+    ("/tokenize", {}, "content"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [10**30]}, "tokens"),
+    ("/api/chat", {"messages": QUESTION, "options": {"temperature": "hot"}}, "options.temperature"),
+    ("/api/chat", {"messages": QUESTION, "format": "xml"}, "format"),
+    ("/api/generate", {"prompt": "Hi", "images": ["?"]}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "field"), FAULTS)
+def test_bad_input_is_a_400_that_names_the_field(client, path, body, field):
+    for stream in (False, True):
+        answer = client.post(path, json={**body, "stream": stream})
+        assert answer.status_code == 400, answer.text
+        said = answer.json()["error"]
+        if path.startswith("/api/"):
+            assert field is None or said.startswith(field), said
+        elif path == MESSAGES:
+            assert said["type"] == "invalid_request_error" and said["message"].startswith(field), said
+        else:
+            assert said["param"] == field or field is None, said
+            assert said["type"] == "invalid_request_error" and "\n" not in said["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"messages": 1e999}',
+                                  b'{"messages": "\\ud800"}', b"9" * 10_000])  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_body_that_is_no_request_is_a_400(client, path, body):
+    answer = client.post(path, content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods_are_errors_of_their_api(client):
+    assert client.get("/v1/unknown").json()["error"]["type"] == "not_found_error"
+    assert client.get("/v1/messages").json()["type"] == "error"
+    assert client.get("/v1/messages").status_code == 405
+    assert isinstance(client.get("/api/unknown").json()["error"], str)
+
+
+def test_a_prompt_that_is_too_long_is_told_its_numbers(client, demo):
+    answer = client.post(CHAT, json={"messages": [{"role": "user", "content": "ab " * 4000}]})
+    said = answer.json()["error"]
+    assert answer.status_code == 400 and said["code"] == "context_length_exceeded"
+    assert said["n_ctx"] == demo.config.context_len and said["n_prompt_tokens"] > said["n_ctx"]
+    assert str(said["n_prompt_tokens"]) in said["message"] and str(said["n_ctx"]) in said["message"]
+
+
+def test_the_context_ends_an_answer(client, demo):
+    prompt = [5] * (demo.config.context_len - 3)
+    body = {"prompt": prompt, "max_tokens": 100, "temperature": 0, "logit_bias": ENDS}
+    made = client.post(RAW, json=body).json()
+    assert made["usage"]["completion_tokens"] == 3 and made["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_given_up(served, stream):
+    before = served.engine.n_waiting + served.engine.n_running
+    with httpx.Client(base_url=served.url) as client:
+        if stream:
+            with client.stream("POST", CHAT, json={**LONG, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                assert not served.engine.is_idle
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(CHAT, json=LONG, timeout=0.1)
+    assert before == 0 and served.settled(2.0), "the answer goes on although nobody reads it"
+    served.engine.check_integrity()
+
+
+def test_a_client_that_leaves_while_it_waits_never_begins(demo):
+    with serving(demo, n_seqs=1) as served, httpx.Client(base_url=served.url, timeout=30) as client:
+        with client.stream("POST", CHAT, json={**LONG, "stream": True}) as first:
+            lines = first.iter_lines()  # closes the connection when nobody holds it
+            next(lines)
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(CHAT, json=LONG, timeout=0.1)
+            time.sleep(0.1)
+            assert served.engine.n_waiting == 0 and served.engine.n_running == 1
+        assert served.settled()
+
+
+def test_a_full_queue_is_a_429_with_a_time(demo):
+    with serving(demo, n_seqs=1, max_waiting=1) as served:
+        with httpx.Client(base_url=served.url, timeout=30) as client:
+            with client.stream("POST", CHAT, json={**LONG, "stream": True}) as first:
+                lines = first.iter_lines()
+                next(lines)
+                with client.stream("POST", CHAT, json={**LONG, "stream": True}):
+                    for path in (CHAT, MESSAGES, "/api/chat"):
+                        refused = client.post(path, json=LONG)
+                        assert refused.status_code == 429, refused.text
+                        assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert served.settled()
+            assert client.post(CHAT, json={**LONG, "max_tokens": 3}).status_code == 200
+
+
+def test_answers_that_have_begun_are_ended_when_the_server_is_told_to_stop(demo):
+    got = []
+    with serving(demo, n_seqs=1) as served:
+        client = httpx.Client(base_url=served.url, timeout=30)
+        body = {**LONG, "max_tokens": 200, "min_tokens": 200, "stream": True}
+
+        def read():
+            with client.stream("POST", CHAT, json=body) as answer:
+                got.extend(answer.iter_lines())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        while not got:
+            time.sleep(0.01)
+        served.server.should_exit = True
+        reader.join(20)
+    assert got[-2] == "data: [DONE]"
+    assert json.loads(got[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_key_is_asked_for(demo):
+    with serving(demo, api_key="sésame") as served, httpx.Client(base_url=served.url) as client:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"x-api-key": "sesam"},
+            {"authorization": "x"},
+        ):
+            refused = client.post(CHAT, json=LONG, headers=headers)
+            assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+        key = "sésame".encode()
+        for headers in ({b"authorization": b"Bearer " + key}, {b"x-api-key": key}):
+            assert client.get("/v1/models", headers=headers).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_pages_of_other_places_are_refused_unless_they_are_named(demo):
+    origin = {"origin": "https://example.org"}
+    with serving(demo) as served, httpx.Client(base_url=served.url) as client:
+        assert client.get("/v1/models", headers=origin).status_code == 403
+        assert client.get("/v1/models", headers={"origin": served.url}).status_code == 200
+    with serving(demo, origins=("https://example.org",)) as served:
+        with httpx.Client(base_url=served.url) as client:
+            asked = client.options(CHAT, headers={**origin, "access-control-request-method": "POST"})
+            assert asked.status_code == 204
+            allowed = client.get("/v1/models", headers=origin).headers
+            assert allowed["access-control-allow-origin"] == "https://example.org"
+
+
+def test_a_body_that_is_too_large_is_refused(demo):
+    with serving(demo, max_body=1000) as served, httpx.Client(base_url=served.url) as client:
+        body = json.dumps({"messages": [{"role": "user", "content": "a" * 2000}]}).encode()
+        assert client.post(CHAT, content=body).status_code == 413
+        assert client.post(CHAT, content=iter([body[:900], body[900:]])).status_code == 413  # no length told
+        assert client.post(MESSAGES, content=body).json()["error"]["type"] == "request_too_large"
+
+
+def test_operations(client):
+    assert client.get("/health").json() == {"status": "ok"}
+    ids = client.post("/tokenize", json={"content": "Hi <turn|>", "add_special": True}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": ids[1:]}).json() == {"content": "Hi <turn|>"}
+    prompt = client.post("/apply-template", json={"messages": QUESTION}).json()["prompt"]
+    assert prompt.endswith("<|turn>model\n") and "What is Twinpath?" in prompt
+    assert client.get("/props").json()["n_ctx"] == 4096 and client.get("/slots").json() == []
+    client.post(CHAT, json={"messages": QUESTION, "max_tokens": 3})
+    text = client.get("/metrics").text
+    for name in ("queue_seconds", "first_token_seconds", "between_tokens_seconds", "pages", "cached_tokens"):
+        assert f"twinpath_{name}" in text
+
+
+def test_no_answer_names_a_file_of_this_machine(client, demo):
+    folder = str(demo.path.parent)
+    for path in ("/props", "/v1/models", "/api/tags", "/api/ps", "/slots", "/metrics", "/openapi.json"):
+        assert folder not in client.get(path).text, path
+    assert folder not in client.post("/api/show", json={"model": "demo"}).text
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A tiny model of random weights with encoders of random weights."""
+    from fastpath.load import load_model
+    from refimpl.media_tensors import load_media
+
+    folder = tmp_path_factory.mktemp("seeing")
+    model = load_model(tiny.make(folder / "tiny.gguf", "e2b"))
+    media = load_media(make_projector(folder / "mmproj.gguf", "e2b"))
+    media.check(model.config, model.path)
+    with serving(model, media=media, n_seqs=2, image_budget=70) as served:
+        with httpx.Client(base_url=served.url, timeout=60) as made:
+            yield made
+
+
+def test_images_and_sounds_are_seen_and_heard(seeing):
+    import base64
+
+    name = next(iter(files.PICTURES))
+    png = base64.b64encode(files.png(files.picture(name))).decode()
+    url = f"data:image/png;base64,{png}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    plain = seeing.post(CHAT, json={"messages": [{"role": "user", "content": "What?"}], "max_tokens": 2})
+    seen = seeing.post(CHAT, json={"messages": [{"role": "user", "content": parts}], "max_tokens": 2})
+    assert seen.status_code == 200, seen.text
+    assert seen.json()["usage"]["prompt_tokens"] > plain.json()["usage"]["prompt_tokens"] + 2
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}}
+    said = {"max_tokens": 2, "messages": [{"role": "user", "content": [block, parts[1]]}]}
+    usage = seeing.post(MESSAGES, json=said).json()["usage"]
+    n = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert n == seen.json()["usage"]["prompt_tokens"]
+    assert seeing.post(f"{MESSAGES}/count_tokens", json=said).json() == {"input_tokens": n}
+    body = {"messages": [{"role": "user", "content": "What?", "images": [png]}], "stream": False}
+    assert (
+        seeing.post("/api/chat", json=body | {"options": {"num_predict": 2}}).json()["prompt_eval_count"] == n
+    )
+
+
+def test_what_is_no_image_is_a_400_that_names_the_field(seeing):
+    for url in ("data:image/png;base64,AAAA", "https://127.0.0.1/x.png", "file:///etc/passwd"):
+        part = {"type": "image_url", "image_url": {"url": url}}
+        answer = seeing.post(CHAT, json={"messages": [{"role": "user", "content": [part]}]})
+        said = answer.json()["error"]
+        assert answer.status_code == 400 and said["param"] == "messages[0].content[0].image_url.url", said
+
+
+def test_private_addresses_are_not_asked():
+    from fastpath.server.fetch import fetch
+    from refimpl.frontend.dialects import Media
+
+    places = ("127.0.0.1:1", "localhost", "[::1]", "10.1.2.3", "169.254.169.254", "[::ffff:127.0.0.1]")
+    for url in (*(f"http://{place}/x" for place in places), "ftp://example.org/"):
+        with pytest.raises(ValueError, match=r"^messages\[0\]: cannot be fetched \((the host|expected http)"):
+            fetch(Media("image", "messages[0]", url=url))
+
+
+def test_an_answer_is_right_after_all_this(client):
+    made = client.post(CHAT, json={"messages": QUESTION, "temperature": 0}).json()
+    assert made["choices"][0]["message"]["content"] == ANSWER
