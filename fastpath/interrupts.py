@@ -12,6 +12,7 @@ NumPy's does.
 import signal
 import sys
 import threading
+from contextlib import contextmanager
 
 
 class Noticed:
@@ -48,3 +49,48 @@ class Noticed:
     def _unraisable(self, seen):
         if not (self.came and seen.exc_type is KeyboardInterrupt):
             self._hook(seen)
+
+
+class Held:
+    """Ctrl+C that waits: while it is entered, one comes only inside `free`, at once if it came before.
+
+        with Held() as ctrl_c:
+            for ...:
+                with ctrl_c.free():
+                    event = next(events)   # interrupted as ever
+                draw(event)                # never left half done
+    """
+
+    def __init__(self):
+        self._came = self._is_free = False
+        self._before = None
+
+    def __enter__(self):
+        before = signal.getsignal(signal.SIGINT)
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            self._before = before
+            signal.signal(signal.SIGINT, self._notice)
+        return self
+
+    def __exit__(self, *error):
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    @contextmanager
+    def free(self):
+        self._is_free = True
+        try:
+            if self._came:
+                self._raise(signal.SIGINT, None)
+            yield
+        finally:
+            self._is_free = False
+
+    def _notice(self, number, frame):
+        self._came = True
+        if self._is_free:
+            self._raise(number, frame)
+
+    def _raise(self, number, frame):
+        self._came = False
+        self._before(number, frame)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,10 @@ PROMPT, MORE = "> ", ". "
 class Reader(Protocol):
     def read(self, prompt: str = PROMPT) -> str | None:
         """The next message; None when there are no more. Raises KeyboardInterrupt."""
+        ...
+
+    def hushed(self) -> AbstractContextManager[None]:
+        """While an answer is drawn: keys are not echoed into it, ^C neither."""
         ...
 
 
@@ -83,6 +88,9 @@ class Lines:
             text.append(more)
         return unquoted("\n".join(text))
 
+    def hushed(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def _line(self, prompt: str) -> str | None:
         if self.stream is None:
             return None
@@ -99,7 +107,7 @@ class Lines:
 def unquoted(text: str) -> str:
     """Without the quotes behind it, and without the empty line that they make."""
     text = text.rstrip()
-    return text.removesuffix(QUOTES).removeprefix("\n").rstrip("\n")
+    return text.removesuffix(QUOTES).removeprefix("\n").rstrip()
 
 
 class Keys:
@@ -135,6 +143,23 @@ class Keys:
         except EOFError:
             return None
         return unquoted(text.removeprefix(QUOTES)) if text.startswith(QUOTES) else text
+
+    @contextmanager
+    def hushed(self) -> Iterator[None]:
+        import termios
+
+        try:
+            before = termios.tcgetattr(sys.stdin)
+        except (OSError, ValueError, termios.error):  # a test's
+            yield
+            return
+        silent = [*before]
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _bindings() -> Any:

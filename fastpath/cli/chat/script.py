@@ -191,7 +191,10 @@ def _take(talk: Conversation, line: Line, *, is_turn: bool = False) -> Options:
     elif "content" in value:
         _add(talk, {key: value[key] for key in ("role", "content", "name", "tool_call_id") if key in value})
     else:
-        talk.say(_text(value, "prompt"), _files(value))
+        text, files = _text(value, "prompt"), _files(value)
+        if not text.strip() and not files:
+            raise ValueError("prompt: it is empty, expected some text")
+        talk.say(text, files)
     return _options(talk, value)
 
 
@@ -209,7 +212,7 @@ def _files(value: Mapping[str, Any]) -> list[tuple[str, Path]]:
     files = []
     for kind in FILES:
         given = value.get(kind, [])
-        for path in [given] if isinstance(given, str) else given:
+        for path in given if isinstance(given, list) else [given]:
             if not isinstance(path, str) or not path:
                 raise ValueError(f"{kind}: {shown(path)}, expected a path or a list of paths")
             files.append((kind, Path(path)))

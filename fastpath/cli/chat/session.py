@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from fastpath.cli.chat.conversation import Conversation, read_file
 from fastpath.cli.chat.opening import begin, open_exchange
 from fastpath.cli.chat.reading import Reader, open_reader
 from fastpath.cli.chat.showing import Shower, open_shower, usage_line
-from fastpath.talk.events import Call, Finish, Text, Thought
+from fastpath.interrupts import Held
+from fastpath.talk.events import Call, Finish, Said, Text, Thought
 from fastpath.talk.exchange import Exchange
 from refimpl.frontend.messages import Message
 
@@ -90,15 +92,15 @@ class Session:
         """One answer, shown as it comes; None if Ctrl+C stopped it: what came until then stays."""
         so_far = _SoFar()
         try:
-            prompt = self.exchange.prepare(self.talk.prompt, self.talk.options(), read_file)
-            for said in self.exchange.answer(prompt):
-                self.show.said(said)
-                so_far.add(said)
-                if isinstance(said, Finish):
-                    self.talk.messages.append(said.message)
-                    self.show.ended()
-                    self.show.note(usage_line(said.usage, said.reason))
-                    return said.message
+            with self.reader.hushed():
+                for said in self._events():
+                    self.show.said(said)
+                    so_far.add(said)
+                    if isinstance(said, Finish):
+                        self.talk.messages.append(said.message)
+                        self.show.ended()
+                        self.show.note(usage_line(said.usage, said.reason))
+                        return said.message
         except KeyboardInterrupt:
             self.show.ended()
             self.show.note("[stopped]")
@@ -110,6 +112,19 @@ class Session:
         finally:
             self.show.ended()
         return None
+
+    def _events(self) -> Iterator[Said]:
+        """What the model says, with Ctrl+C between two events only: drawing is not left half done."""
+        with Held() as ctrl_c:
+            with ctrl_c.free():
+                prompt = self.exchange.prepare(self.talk.prompt, self.talk.options(), read_file)
+                events = self.exchange.answer(prompt)
+            while True:
+                with ctrl_c.free():
+                    said = next(events, None)
+                if said is None:
+                    return
+                yield said
 
     def _ask_for(self, calls: list[Message]) -> bool:
         """Results of calls, from whoever answers the messages. False: there are none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from fastpath.cli.chat.reading import has, is_terminal
@@ -11,6 +13,7 @@ from fastpath.talk.events import Call, Said, Text, Thought, Usage
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+DRAW_S = 0.05
 SHOWN_TAIL = 3  # lines of the screen that a block in the making leaves free
 
 
@@ -49,14 +52,12 @@ def call_line(call: Call) -> str:
 
 def usage_line(usage: Usage, reason: str) -> str:
     """Tokens and rates of one answer; tokens of the prompt that were in the cache."""
-    rate = f", {usage.per_second:.1f} tokens/s" if usage.per_second else ""
-    thought = f" ({usage.thought} of them thought)" if usage.thought else ""
-    cut = {"length": "; cut off at the limit, /sampling max_tokens=N or a longer --context lifts it"}.get(
-        reason, ""
-    )
+    rate = f" at {usage.per_second:.1f}/s" if usage.per_second else ""
+    thought = f", {usage.thought} of them thought" if usage.thought else ""
+    cut = "; cut off: /sampling max_tokens=N, --context N" if reason == "length" else ""
     return (
-        f"[{usage.generated} tokens{thought}{rate}; prompt {usage.prompt}, {usage.cached} of them cached; "
-        f"first token after {usage.first_s:.2f} s{cut}]"
+        f"[{usage.generated} tokens{rate}{thought}; {usage.cached} of {usage.prompt} cached; "
+        f"{usage.first_s:.2f} s to the first{cut}]"
     )
 
 
@@ -123,19 +124,20 @@ class Formatted:
         self.shows_thoughts = False
         self.console = console if console is not None else Console(highlight=False)
         self.live: Any = None
+        self.drawn = 0.0
         self.pending, self.thought, self.kind = "", "", ""
 
     def said(self, said: Said) -> None:
         if isinstance(said, Thought):
             self.thought += said.text
-            self._draw(self._thinking())
+            self._draw(self._thinking)
         elif isinstance(said, Text):
             self._fold()
             self.pending += said.text
             whole, self.pending = split_blocks(self.pending)
             if whole.strip():
                 self._print(self._markdown(whole))
-            self._draw(self._preview())
+            self._draw(self._preview)
         elif isinstance(said, Call):
             self._flush()
             self._print(self._styled(call_line(said), "cyan"))
@@ -199,7 +201,12 @@ class Formatted:
 
     # -- drawing
 
-    def _draw(self, what: Any) -> None:
+    def _draw(self, make: Callable[[], Any]) -> None:
+        """Not at every token: laying Markdown out takes as long as some models take for one."""
+        now = time.monotonic()
+        if self.live is not None and now - self.drawn < DRAW_S:
+            return
+        self.drawn = now
         if self.live is None:
             from rich.live import Live
 
@@ -208,7 +215,7 @@ class Formatted:
                 redirect_stdout=False, redirect_stderr=False,
             )  # fmt: skip
             self.live.start()
-        self.live.update(what, refresh=True)
+        self.live.update(make(), refresh=True)
 
     def _print(self, what: Any) -> None:
         self._stop()
