@@ -51,9 +51,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(args: argparse.Namespace) -> int:
     try:
-        import uvicorn
-
-        from fastpath.server.app import create_app
+        from fastpath.server.run import run
     except ImportError as error:
         raise ValueError(
             f"serve: {error.name} is not installed. Install the server's: pip install 'twinpath[server]'"
@@ -64,15 +62,10 @@ def run_serve(args: argparse.Namespace) -> int:
         logging.getLogger("twinpath.server").setLevel(logging.WARNING if args.quiet else logging.INFO)
         service = make_service(args)
         host, port = listener.getsockname()[:2]
+        listener.listen(1024)
         place = f"[{host}]" if ":" in host else host
         print(f"listening on http://{place}:{port}", file=sys.stderr, flush=True)
-        config = uvicorn.Config(
-            create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=12
-        )
-        try:
-            uvicorn.Server(config).run(sockets=[listener])
-        finally:
-            service.close(0)
+        run(service, listener)
     finally:
         listener.close()
     return 0

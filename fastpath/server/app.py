@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -32,9 +34,12 @@ def create_app(service: Service) -> ASGIApp:
     for module in (openai, responses, anthropic, ollama, operations):
         app.include_router(module.router(service))
 
+    text = PAGE.read_text(encoding="utf-8")
+    headers = page_headers(text)
+
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+        return HTMLResponse(text, headers=headers)
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
@@ -56,10 +61,20 @@ def create_app(service: Service) -> ASGIApp:
 
 
 TOLD = (ApiError, ValueError, QueueFull, Closing, MemoryError, RecursionError, InternalError)
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src 'self' data: blob:; media-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-}
+
+
+def page_headers(page: str) -> dict[str, str]:
+    """The page runs its own script and no other, and talks to this server only."""
+    script = page.split("<script>")[1].split("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src 'self' data: blob:; media-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
+    return {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
