@@ -103,6 +103,16 @@ def warm_up(
     return warm(list(dict.fromkeys(plan)), report=_report_kernel)
 
 
+def warm_encoders(encoders: Any, opened: Any) -> None:
+    """The kernels for a file that is about to be encoded, compiled with a word about it."""
+    from fastpath.cpu.warm import kernels_of, warm
+
+    plan: list[Any] = []
+    for call in Files(encoders, [opened], say).calls():
+        plan += kernels_of(call)
+    warm(list(dict.fromkeys(plan)), report=_report_kernel)
+
+
 def _say_oddities(model: Model) -> None:
     """What was corrected or ignored in the file is said: silence hides converters' mistakes."""
     for repair in model.config.repairs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fastpath.cli.chat.conversation import Conversation, read_file
 from fastpath.cli.chat.opening import begin, open_exchange
 from fastpath.cli.chat.reading import Reader, open_reader
 from fastpath.cli.chat.showing import Shower, open_shower, usage_line
+from fastpath.cli.setup import warm_encoders
 from fastpath.interrupts import Held
 from fastpath.talk.events import Call, Finish, Said, Text, Thought
 from fastpath.talk.exchange import Exchange
@@ -25,15 +27,23 @@ MAX_CALLS_IN_A_ROW = 16  # rounds of calls of one message
 
 class Session:
     """
-    files     (kind, path) of what goes with the next message
-    n_failed  messages and commands that had no answer
+    why_blind  why there are no encoders
+    warm       compiles what a file needs: of (encoders, the opened file)
+    files      (kind, path) of what goes with the next message
+    n_failed   messages and commands that had no answer
     """
 
     def __init__(
-        self, exchange: Exchange, talk: Conversation, reader: Reader, show: Shower, why_blind: str = ""
+        self,
+        exchange: Exchange,
+        talk: Conversation,
+        reader: Reader,
+        show: Shower,
+        why_blind: str = "",
+        warm: Callable[[Any, Any], None] | None = None,
     ):
         self.exchange, self.talk, self.reader, self.show = exchange, talk, reader, show
-        self.why_blind = why_blind
+        self.why_blind, self.warm = why_blind, warm
         self.files: list[tuple[str, Path]] = []
         self.is_over = False
         self.n_failed = 0
@@ -155,6 +165,8 @@ class Session:
         opened = encoders.open(kind, str(path), budget=self.exchange.image_budget)  # type: ignore[arg-type]
         for note in opened.input.notes:
             self.show.note(f"note: {note}")
+        if self.warm is not None:
+            self.exchange.worker.call(partial(self.warm, encoders, opened)).result()
         self.files.append((kind, path))
         self.show.note(f"[{path.name}: {sum(opened.input.part.counts)} tokens]")
 
@@ -223,10 +235,11 @@ def run_session(args: argparse.Namespace) -> int:
     """Status 0, also where a message had no answer and a person was told; from a pipe 2 then."""
     talk = begin(args, is_script=False)
     exchange, why_blind = open_exchange(args)
+    warm = warm_encoders if args.backend == "cpu" else None
     is_person = sys.stdin is not None and sys.stdin.isatty()
     paths = frozenset(name for name, command in COMMANDS.items() if command.is_path)
     reader = open_reader(lambda: COMMANDS, paths, history=not args.no_history)
-    session = Session(exchange, talk, reader, open_shower(), why_blind)
+    session = Session(exchange, talk, reader, open_shower(), why_blind, warm)
     if is_person:
         name = exchange.worker.engine.lanes.model.path.name
         session.show.note(f"{name}: say something, or /help")
