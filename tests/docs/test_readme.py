@@ -1,6 +1,7 @@
 """The README's commands and its Python, run as they stand; MODEL.gguf is the demo checkpoint, MMPROJ.gguf
 random encoders of its width."""
 
+import io
 import json
 import re
 import shlex
@@ -64,6 +65,7 @@ def test_twinpath_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("question.txt").write_text("What is 21+14?")
     Path("chat.json").write_text(json.dumps([{"role": "user", "content": "Hi"}]))
+    Path("requests.jsonl").write_text('"Hi"\n{"id": 1, "prompt": "What is 21+14?"}\n')
     Path("photo.jpg").write_bytes(files.encoded(files.picture("photo-small"), ".jpg"))
     Path("talk.wav").write_bytes(files.wav(files.sound("chirp")))
     stand_ins = {"MMPROJ.gguf": str(random_encoders(tmp_path / "MMPROJ.gguf"))}
@@ -73,6 +75,7 @@ def test_twinpath_commands_run(tmp_path, monkeypatch, capsys):
             stand_ins.get(word, str(DEMO)) if word.endswith(".gguf") else word
             for word in shlex.split(command)[1:]
         ]
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi\n")))  # for `chat`
         status = main(words)
         said = capsys.readouterr()
         assert status == 0, f"{command}: exit status {status}: {said.err}"
