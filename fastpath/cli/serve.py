@@ -12,6 +12,7 @@ from fastpath.cli.arguments import real, whole
 from fastpath.cli.media import BUDGETS, add_mmproj
 
 KEY = "TWINPATH_API_KEY"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
                         help="largest request in megabytes (default: 64)")  # fmt: skip
     parser.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
                         help="let pages of another place ask, as in https://example.org")  # fmt: skip
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
+                        help="another name of a server that only this machine sees")  # fmt: skip
     parser.add_argument(
         "--allow-urls",
         action="store_true",
@@ -134,6 +137,7 @@ def make_service(args: argparse.Namespace) -> Any:
         api_key=os.environ.get(KEY) or None,
         max_body=int(args.max_body_mb * 1e6),
         origins=tuple(args.cors),
+        hosts=(*LOCAL, *args.allow_host) if args.host in LOCAL else None,
         fetch=fetch if args.allow_urls else None,
     )
     return Service(exchange, settings, [model.path, *([media.path] if media else [])])

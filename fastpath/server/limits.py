@@ -52,6 +52,7 @@ class Guard:
 
     async def _guarded(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
+            self._check_host(headers)
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and headers.get("origin") in self._settings.origins:
                 await _preflight(send)
@@ -61,6 +62,16 @@ class Guard:
             await self._app(scope, self._bounded(headers, receive), send)
         except ApiError as error:  # of the three checks; those of the application are answered inside
             await response(scope["path"], error)(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page of another place can point its own name at this machine; it then asks as if it were ours."""
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        except ValueError:
+            name = ""
+        if self._settings.hosts is not None and name not in self._settings.hosts:
+            message = f"host {name[:80]} is not this server. Start it with --allow-host {name[:80]}"
+            raise ApiError(403, message, code="host_not_allowed")
 
     def _check_origin(self, headers: Headers) -> None:
         """A page of another place sends its Origin. Pages on other machines must not use this one."""

@@ -45,6 +45,7 @@ class Settings:
     api_key      that clients must send; None: none
     max_body     bytes of a request
     origins      web pages of other places that may ask
+    hosts        names of this server that requests may use; None: any
     fetch        gets media that lie at a URL; None: such media are refused
     log_prompts  prompts and answers stand in the log
     """
@@ -57,6 +58,7 @@ class Settings:
     api_key: str | None = None
     max_body: int = 64 << 20
     origins: Sequence[str] = ()
+    hosts: Sequence[str] | None = None
     fetch: Fetch | None = None
     log_prompts: bool = False
 

@@ -201,6 +201,16 @@ def test_pages_of_other_places_are_refused_unless_they_are_named(demo):
             assert allowed["access-control-allow-origin"] == "https://example.org"
 
 
+def test_a_name_that_is_not_the_servers_is_refused_where_it_is_local(demo):
+    with (
+        serving(demo, hosts=("127.0.0.1", "localhost")) as served,
+        httpx.Client(base_url=served.url) as client,
+    ):
+        assert client.get("/health").status_code == 200
+        for host in ("evil.example", "evil.example:5000", "[", "127.0.0.1.evil.example", ""):
+            assert client.get("/v1/models", headers={"host": host}).status_code in (400, 403), host
+
+
 def test_a_body_that_is_too_large_is_refused(demo):
     with serving(demo, max_body=1000) as served, httpx.Client(base_url=served.url) as client:
         body = json.dumps({"messages": [{"role": "user", "content": "a" * 2000}]}).encode()
