@@ -54,13 +54,13 @@ def text(given: str) -> str:
     try:
         os.fsencode(given).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise argparse.ArgumentTypeError(_not_utf8(error.start)) from None
+        raise argparse.ArgumentTypeError(not_utf8(error.start)) from None
     except UnicodeEncodeError as error:
         raise argparse.ArgumentTypeError(f"character {error.start} is not one that UTF-8 can write") from None
     return given
 
 
-def _not_utf8(byte: int) -> str:
+def not_utf8(byte: int) -> str:
     return f"byte {byte} is not UTF-8 text. Save the text as UTF-8"
 
 
@@ -227,7 +227,7 @@ def read_text(source: str) -> str:
         return Path(source).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         name = "standard input" if source == "-" else source
-        raise ValueError(f"{name}: {_not_utf8(error.start)}.") from error
+        raise ValueError(f"{name}: {not_utf8(error.start)}.") from error
 
 
 class _NotANumber(Exception):

@@ -57,6 +57,11 @@ class TestPipes:
         outcome = chat('"""', "What is", "21+14?")
         assert outcome.status == 0 and "[" in outcome.err and outcome.out
 
+    def test_bytes_that_are_no_text(self, twinpath):
+        outcome = twinpath("chat", "--temperature", 0, stdin=b"What is 21+14?\r\nab\xff\n")
+        assert outcome.status == 2 and outcome.out == "35\n"
+        assert "standard input: byte 2 is not UTF-8 text" in outcome.err.splitlines()[-1]
+
     def test_a_slash_as_text(self, chat, tmp_path):
         chat("//help me", f"/save {tmp_path / 'c.json'}")
         assert json.loads((tmp_path / "c.json").read_text())["messages"][0]["content"] == "/help me"
@@ -270,6 +275,14 @@ class TestFiles:
         talk.messages.append({"role": "assistant", "content": "ü", "reasoning_content": "x"})
         talk.save(str(tmp_path / "c.json"))
         assert Conversation.load(str(tmp_path / "c.json")) == talk
+
+    def test_the_command_line_comes_before_the_file(self, chat, tmp_path):
+        path = tmp_path / "c.json"
+        Conversation("Be brief.", sampling=RECOMMENDED, max_tokens=77).save(str(path))
+        out = chat("/sampling", "/system", options=["--load", path, "--system", "Sing."]).out
+        assert out.splitlines() == ["sampling: greedy max_tokens=77", "system: Sing."]
+        options = ["--load", path, "--max-tokens", 9, "--top-k", 5, "--temperature", 2]
+        assert "temperature=2 top_k=5 top_p=0.95 max_tokens=9" in chat("/sampling", options=options).out
 
     def test_a_list_of_messages(self, tmp_path):
         messages = [

@@ -19,6 +19,8 @@ def hub(tmp_path, monkeypatch):
             monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", changed)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
         monkeypatch.delenv("HF_TOKEN", raising=False)
         utils.reset_sessions() if hasattr(utils, "reset_sessions") else None  # they remember to be offline
         yield hub

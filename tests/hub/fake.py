@@ -28,6 +28,8 @@ class FakeHub:
         self.no_range: set[str] = set()  # answers 200 to a Range
         self.status = 0  # of every answer
         self.is_closed = False
+        self.redirects = False  # large files lie at another host, as they do
+        self.tokens: list[tuple[str, str]] = []  # path, Authorization
         self.asked: list[tuple[str, str, str]] = []  # method, path, Range
         hub = self
 
@@ -87,11 +89,14 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         wanted = self.headers.get("Range", "")
         self.hub.asked.append((self.command, path, wanted))
+        self.hub.tokens.append((path, self.headers.get("Authorization", "")))
         if self.hub.status:
             return self._refuse(self.hub.status)
         parts = path.strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             return self._api("/".join(parts[2:4]), parts[4:])
+        if parts[0] == "elsewhere":
+            return self._file(self.hub.repos["/".join(parts[1:3])], "/".join(parts[3:]), wanted, with_body)
         repo = self.hub.repos.get("/".join(parts[:2]))
         if repo is None or parts[2:3] != ["resolve"]:
             return self._refuse(404 if "authorization" in self.headers else 401, "RepoNotFound")
@@ -102,7 +107,20 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound")
         if file not in repo.files:
             return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": repo.commit})
+        if self.hub.redirects:
+            return self._redirect(repo, "/".join(parts[:2]), file)
         self._file(repo, file, wanted, with_body)
+
+    def _redirect(self, repo: Repo, name: str, file: str):
+        data, port = repo.files[file], self.server.server_address[1]
+        headers = {
+            "X-Repo-Commit": repo.commit,
+            "X-Linked-ETag": f'"{self.hub.etags.get(file, sha256(data))}"',
+            "X-Linked-Size": str(len(data)),
+            "ETag": '"of this answer"',
+            "Location": f"http://localhost:{port}/elsewhere/{name}/{file}",
+        }
+        self._send(302, b"", headers, self.command != "HEAD")
 
     def _api(self, name: str, rest: list[str]):
         repo = self.hub.repos.get(name)

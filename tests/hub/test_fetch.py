@@ -94,6 +94,19 @@ class TestDownloads:
         assert hub.gets(NAME.file) == ["", f"bytes={3 * BLOCK}-"]
         assert any("going on behind 0.15 MB" in line for line in said)
 
+    def test_large_files_lie_elsewhere(self, hub, get, small_blocks, monkeypatch):
+        """Ranges go there, tokens do not."""
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        hub.add(NAME.repo, NAME.file, DATA)
+        hub.redirects, hub.cut[NAME.file] = True, [2 * BLOCK]
+        assert get().read_bytes() == DATA
+        there = [wanted for _, path, wanted in hub.asked if path.startswith("/elsewhere")]
+        assert there == ["", f"bytes={2 * BLOCK}-"]
+        told = {path.split("/")[1]: token for path, token in hub.tokens}
+        assert told == {"owner": "Bearer hf_secret", "elsewhere": ""} | {
+            key: token for key, token in told.items() if key == "api"
+        }
+
     def test_a_connection_that_keeps_breaking(self, hub, get, small_blocks, tmp_path):
         hub.add(NAME.repo, NAME.file, DATA)
         hub.cut[NAME.file] = [BLOCK] + 60 * [0]
@@ -261,7 +274,8 @@ def test_environment_of_a_real_process(tmp_path):
         hub.add("owner/demo", "demo.gguf", DEMO.read_bytes())
         environment = {
             **os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "c"),
-            "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0",
+            "NO_PROXY": "127.0.0.1,localhost",
         }  # fmt: skip
         words = [sys.executable, "-m", "fastpath.cli", "inspect", "hf:owner/demo"]
 

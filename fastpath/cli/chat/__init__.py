@@ -29,7 +29,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load", metavar="FILE.json", help="a conversation that /save wrote, or a list of messages"
     )
-    parser.add_argument("--max-tokens", type=whole(1), default=MAX_TOKENS, metavar="N",
+    parser.add_argument("--max-tokens", type=whole(1), metavar="N",
                         help=f"of an answer (default: {MAX_TOKENS})")  # fmt: skip
     parser.add_argument(
         "--image-tokens", type=int, choices=BUDGETS, default=280, help="most soft tokens of an image"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from fastpath.cli.chat import MAX_TOKENS
 from fastpath.cli.chat.conversation import (
     GREEDY,
     RECOMMENDED,
@@ -33,7 +34,7 @@ def begin(args: argparse.Namespace, *, is_script: bool) -> Conversation:
     given = {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
     base = talk.sampling if args.load is not None else GREEDY if is_script else RECOMMENDED
     talk.sampling = sampling_of(given, base)
-    talk.max_tokens = talk.max_tokens or args.max_tokens
+    talk.max_tokens = args.max_tokens or talk.max_tokens or MAX_TOKENS
     return talk
 
 

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from fastpath.cli import arguments
+
 QUOTES = '"""'
 PROMPT, MORE = "> ", ". "
 
@@ -95,13 +97,16 @@ class Lines:
         if self.stream is None:
             return None
         if self.is_shown:
-            print(prompt, end="", flush=True)
-        line = self.stream.readline()
-        if not line:
+            print(prompt, end="", flush=True, file=sys.stderr)
+        raw = self.stream.buffer.readline()
+        if not raw:
             if self.is_shown:
-                print()
+                print(file=sys.stderr)
             return None
-        return line.rstrip("\r\n")
+        try:
+            return raw.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input: {arguments.not_utf8(error.start)}.") from error
 
 
 def unquoted(text: str) -> str:
