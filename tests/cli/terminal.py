@@ -43,7 +43,7 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def expect(self, pattern: str, timeout: float = 60) -> str:
+    def expect(self, pattern: str, timeout: float = 120) -> str:
         """What came behind the last match, until this pattern did."""
         deadline = time.monotonic() + timeout
         while True:

@@ -256,6 +256,18 @@ class TestStopping:
         assert show.notes == ["[stopped]"]
         assert talk.messages[1:] == [{"role": "assistant", "content": "Half an ", "reasoning_content": "hm"}]
 
+    def test_a_pipe_ends_with_it(self):
+        class Exchange:
+            encoders = None
+
+            def prepare(self, *given):
+                raise KeyboardInterrupt
+
+        made = session.Session(Exchange(), Conversation(), _Reader(["a", "b"]), _Show(), is_person=False)
+        with pytest.raises(KeyboardInterrupt):
+            made.run()
+        assert made.show.notes == ["[stopped]"]
+
     def test_before_anything_came_the_message_is_taken_back(self):
         class Exchange:
             encoders = None

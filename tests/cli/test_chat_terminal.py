@@ -93,6 +93,21 @@ class TestKeys:
         return list(completer.get_completions(Document(text), None))
 
 
+class TestWithoutTheExtra:
+    @pytest.mark.parametrize("missing", ["rich", "prompt_toolkit"])
+    def test_lines_and_plain_text_and_a_word_about_it(self, monkeypatch, missing):
+        monkeypatch.setitem(sys.modules, missing, None)
+        for module in (reading, showing):
+            monkeypatch.setattr(module, "is_terminal", lambda stream: True)
+        made = reading.open_reader(lambda: [], frozenset(), history=False)
+        assert isinstance(made, reading.Lines) == (missing == "prompt_toolkit")
+        assert isinstance(showing.open_shower(), showing.Plain) == (missing == "rich")
+        assert reading.could_be_nicer()
+
+    def test_nothing_is_missing_in_a_pipe(self):
+        assert not reading.could_be_nicer()
+
+
 class TestMarkdown:
     def test_blocks_end_at_empty_lines_outside_of_code(self):
         text = "One\ntwo\n\n```py\na\n\nb\n```\nthree"

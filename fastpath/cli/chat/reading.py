@@ -53,6 +53,12 @@ def has(library: str) -> bool:
         return False
 
 
+def could_be_nicer() -> bool:
+    """The terminal understands what a library that is not installed would do with it."""
+    is_able = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    return is_able and not (has("prompt_toolkit") and has("rich"))
+
+
 def history_file() -> Path | None:
     """Where what is typed is kept, for nobody else to read; None without a place."""
     from fastpath import user_cache

@@ -14,7 +14,7 @@ from fastpath.cli.arguments import one_line
 from fastpath.cli.chat.commands import COMMANDS, run_command, sampling_line, thinking_line
 from fastpath.cli.chat.conversation import Conversation, read_file
 from fastpath.cli.chat.opening import begin, open_exchange
-from fastpath.cli.chat.reading import Reader, open_reader
+from fastpath.cli.chat.reading import Reader, could_be_nicer, open_reader
 from fastpath.cli.chat.showing import Shower, open_shower, usage_line
 from fastpath.cli.setup import warm_encoders
 from fastpath.interrupts import Held
@@ -30,6 +30,7 @@ class Session:
     why_blind  why there are no encoders
     warm       compiles what a file needs: of (encoders, the opened file)
     files      (kind, path) of what goes with the next message
+    is_person  who stops an answer with Ctrl+C and goes on; a pipe ends with it
     n_failed   messages and commands that had no answer
     """
 
@@ -41,9 +42,10 @@ class Session:
         show: Shower,
         why_blind: str = "",
         warm: Callable[[Any, Any], None] | None = None,
+        is_person: bool = True,
     ):
         self.exchange, self.talk, self.reader, self.show = exchange, talk, reader, show
-        self.why_blind, self.warm = why_blind, warm
+        self.why_blind, self.warm, self.is_person = why_blind, warm, is_person
         self.files: list[tuple[str, Path]] = []
         self.is_over = False
         self.n_failed = 0
@@ -67,6 +69,8 @@ class Session:
                 self.files = []
                 self.answer()
         except KeyboardInterrupt:
+            if not self.is_person:
+                raise
             self.show.note("[stopped]")
         except OSError as error:
             self._fault(f"{error.filename or ''}: {error.strerror or error}")
@@ -118,6 +122,8 @@ class Session:
                 self.talk.messages.append(message)
             else:
                 self.talk.undo()
+            if not self.is_person:
+                raise
             return None
         finally:
             self.show.ended()
@@ -239,10 +245,12 @@ def run_session(args: argparse.Namespace) -> int:
     is_person = sys.stdin is not None and sys.stdin.isatty()
     paths = frozenset(name for name, command in COMMANDS.items() if command.is_path)
     reader = open_reader(lambda: COMMANDS, paths, history=not args.no_history)
-    session = Session(exchange, talk, reader, open_shower(), why_blind, warm)
+    session = Session(exchange, talk, reader, open_shower(), why_blind, warm, is_person)
     if is_person:
         name = exchange.worker.engine.lanes.model.path.name
         session.show.note(f"{name}: say something, or /help")
+        if could_be_nicer():
+            session.show.note("for keys, history and formatted answers: pip install 'twinpath[chat]'")
     try:
         session.run()
     finally:
