@@ -246,6 +246,7 @@ class TestTerminals:
             screen.expect(WAITS)
             screen.send(f"What is Twinpath?{ENTER}")
             screen.expect(ANSWERED)
+            screen.expect(WAITS)  # before it, the terminal itself takes Ctrl+D, and nobody hears of it
             screen.send(CTRL_D)
             assert screen.wait() == 0
         styles = [
