@@ -26,9 +26,9 @@ def open_model(args) -> Model:
     return load_model(model_path(args.model))
 
 
-def open_engine(args, model: Model, *, files: Files | None = None) -> Engine:
-    """An engine as the engine options say, and for these images."""
-    return Engine(model, ops_for(args.backend), **_options(args, None, files))
+def open_engine(args, model: Model, *, files: Files | None = None, **options) -> Engine:
+    """An engine as the engine options say, and for these images; further options are those of Engine."""
+    return Engine(model, ops_for(args.backend), **(_options(args, None, files) | options))
 
 
 def open_lanes(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Lanes:
@@ -78,7 +78,8 @@ def warm_up(
     repack: bool = False,
     calls: Sequence[Callable[[], object]] = (),
 ) -> int:
-    """The kernels for a prompt of so many tokens, and for what follows; how many had to be compiled.
+    """The kernels for a prompt of so many tokens, and for what follows, a token of each lane; how many had to
+    be compiled.
 
     repack  those that pack the weights as well, and those for packed weights instead of those that are there
     calls   of encoders that come before
@@ -89,7 +90,7 @@ def warm_up(
     if repack:
         plan += kernels_of(lambda: models.append(lanes.model.packed()))
     model = models[-1]
-    for n in {1, min(n_tokens, lanes.chunk, MANY)}:
+    for n in {1, min(lanes.cache.n_seqs, lanes.chunk, MANY), min(n_tokens, lanes.chunk, MANY)}:
         batch = make_batch([(0, 0, [0] * n, rows)])
         call = partial(forward, lanes.ops, model.config, model.weights, lanes.cache, batch)
         plan += kernels_of(partial(call, activations=lanes.activations))
