@@ -95,7 +95,8 @@ class _Encoders:
     """Those of the model's projector, opened when the first line asks for them."""
 
     def __init__(self, args: argparse.Namespace, model: Model):
-        self._args, self._model, self._made = args, model, None
+        self._args, self._model = args, model
+        self._made: Any = None
 
     def __call__(self) -> Any:
         if self._made is None:
@@ -135,7 +136,9 @@ class Pending:
             ids = asked.request.prompt_ids
             self._parser = _RawParser(tokenizer) if asked.is_raw else OutputParser(tokenizer, ids)
             self._stops = StopStrings(asked.stops)
-            self._content, self._thought, self._calls = [""], [""], []
+            self._content: list[str] = []
+            self._thought: list[str] = []
+            self._calls: list[dict[str, Any]] = []
 
     def push(self, token_id: int) -> bool:
         """True: a stop string was met, no more tokens are wanted."""
@@ -147,7 +150,7 @@ class Pending:
             self._take(self._parser.finish())
         self._content.append(self._stops.flush())
         self.result = {"id": self.id, "text": "".join(self._content)}
-        if self.asked.shows_thought:
+        if self.asked is not None and self.asked.shows_thought:
             self.result["thought"] = "".join(self._thought)
         if self._calls:
             self.result["tool_calls"] = self._calls
@@ -250,11 +253,12 @@ class Batch:
         self.first_error = self.first_error or one_line(message)
 
     def _print_done(self) -> None:
-        while self._pending and self._pending[0].result is not None:
-            result = self._pending[0].result
-            sys.stdout.write(json.dumps(result, ensure_ascii=self._encodes_ascii) + "\n")
-            sys.stdout.flush()
+        """An interrupt while a line is written does not write it twice."""
+        while self._pending and (result := self._pending[0].result) is not None:
+            line = json.dumps(result, ensure_ascii=self._encodes_ascii) + "\n"
             self._pending.popleft()
+            sys.stdout.write(line)
+            sys.stdout.flush()
             for name, n in result.get("usage", {}).items():
                 self.n_tokens[name] += n
 
