@@ -209,11 +209,14 @@ class _Files:
         self.folder, self.keep = folder, keep
         self.written: set[Path] = set()
 
+    def place(self, model: str) -> Path:
+        return (self.folder or synthetic.folder()) / (model.replace(":", "-").lower() + ".gguf")
+
     def path(self, model: str) -> Path:
-        folder = self.folder or synthetic.folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (model.replace(":", "-").lower() + ".gguf")
+        """The file, written if it is not there."""
+        path = self.place(model)
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             _say(f"writing {path}")
             synthetic.write(model, path)
             self.written.add(path)
@@ -221,9 +224,9 @@ class _Files:
 
     def done(self, model: str, later: list[str]) -> None:
         """Files share the page cache: one that is not needed any more leaves it."""
-        if model in later:
+        path = self.place(model)
+        if model in later or not path.exists():  # the second: all of its rows had results
             return
-        path = self.path(model)
         if path in self.written and not self.keep:
             path.unlink()
         else:

@@ -89,6 +89,19 @@ def test_what_is_there_is_not_measured_again(stage):
     assert len(runs) == 3
 
 
+def test_no_file_is_written_for_rows_that_have_results(stage, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        peers.synthetic, "write", lambda model, path: written.append(model) or path.write_bytes(b"GGUF")
+    )
+    (tmp_path / "e2b-q4_0.gguf").unlink()
+    for words in (("--rounds", "1"), ("--rounds", "1"), ("--rounds", "2")):
+        stage("--rows", "e2b-q4_0", *words)
+        assert not (tmp_path / "e2b-q4_0.gguf").exists()
+    stage("--rows", "e2b-q4_0-rows")  # its program is not there
+    assert written == ["E2B:Q4_0"] * 2
+
+
 def test_costs_are_better_when_smaller(stage):
     _, _, page = stage("--rows", "e2b-q4_0-start", "--rounds", "1")
     assert cells(page, "from process start")[2:7] == ["4.00", "5.00", "0.80", "1", "missed"]
