@@ -22,19 +22,11 @@ from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.grouping import Groups, group_by_expert
 from fastpath.cpu.matvec import MATVEC_ROWS
 from fastpath.cpu.packing import PackedTensor
-from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
+from fastpath.cpu.quantize import quantize
 from quant import QTensor
 
 DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there is no kernel for the format
 MIN_WORK = 1 << 17  # multiplications of the smallest piece: below that a second thread does not pay
-
-
-def kernels_for(format_name, activations):
-    """The kernels that products with this format need (for warming up)."""
-    if activations == "int8" and format_name in matvec.KERNELS:
-        rounding = quantize_256 if format_name.endswith(("_K", "_XS")) else quantize_32
-        return (rounding, matvec.KERNELS[format_name], *matmul.kernels_for(format_name))
-    return (dot_float.KERNELS.get(format_name, dot_float.linear_f32), matmul_float.matmul_float)
 
 
 def linear(x, weight, activations, *, out=None):
