@@ -1,8 +1,9 @@
 """A quick look at the kernels in use: does each still compute what it is defined to?
 
-Every format and row length of the model's matrices with one, a few and many rows, and every other op, on
-random numbers, against the reference's op table. `bench` prints no figure when one is wrong: a fast wrong
-kernel is no news. The test suite looks at the same with many more shapes; this takes a second.
+Every format and row length of the model's matrices with one, a few and many rows, those of its tables, and
+every other op, on random numbers, against the reference's op table. `bench` prints no figure when one is
+wrong: a fast wrong kernel is no news. The test suite looks at the same with many more shapes; this takes a
+second.
 """
 
 import math
@@ -92,6 +93,9 @@ def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
     for H, is_windowed in sorted(heads):
         what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
         yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_dtypes)
+    for table in _tables(model):
+        what = f"embed, {table.format.name}, {table.row_len} columns"
+        yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
     for name, case in _small_cases(rng).items():
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
@@ -102,6 +106,18 @@ def _formats(model, *, experts: bool) -> list[tuple[str, int, bool]]:
 
     wanted = (t for t in product_weights(model.weights) if (len(t.shape) == 3) == experts)
     return sorted({(t.format.name, t.row_len, not isinstance(t, QTensor)) for t in wanted})
+
+
+def _tables(model) -> list[QTensor]:
+    """The tables that rows are looked up in, one of each format and row length."""
+    w = model.weights
+    tables = [t for t in (w.token_embd, w.per_layer_token_embd) if t is not None]
+    return list({(t.format.name, t.row_len): t for t in tables}.values())
+
+
+def _embed(ops, ref, rng, fmt, C) -> str:
+    table, ids = _weight(rng, fmt, M, C), np.array([M - 1, 0, 7], np.int32)
+    return _difference(ops.embed(table, ids, 39.2), ref.embed(table, ids, 39.2))
 
 
 def _linear(ops, ref, rng, fmt, C, is_packed, activations) -> str:
@@ -203,7 +219,6 @@ def _small_cases(rng) -> dict[str, dict]:
         return rng.standard_normal(shape).astype(np.float32)
 
     angles = rng.uniform(-3, 3, (3, 32))
-    table = QTensor.from_array(x(9, 64), "F32")
     return {
         "rms_norm": {"x": x(3, 300), "weight": x(300), "eps": 1e-6},
         "rope": {"x": x(3, 2, 64), "cos": np.cos(angles), "sin": np.sin(angles)},
@@ -214,7 +229,6 @@ def _small_cases(rng) -> dict[str, dict]:
         "scale": {"x": x(3, 70), "factor": 0.7},
         "route": {"router_logits": x(3, 128), "n_active": 8, "expert_scale": x(128)},
         "expert_sum": {"y": x(3, 8, 70), "expert_weights": x(3, 8)},
-        "embed": {"table": table, "ids": np.array([3, 8, 0], np.int32), "scale": 39.2},
     }
 
 

@@ -1,6 +1,5 @@
 """One run of `bench`: a model is loaded, its kernels are checked, tests are timed, rates measured between."""
 
-import importlib.util
 import json
 import mmap
 import statistics
@@ -110,14 +109,10 @@ def _check_memory(model: Model, n_seqs: int, n: int, chunk: int, kv_types: tuple
         )
 
 
-RATES = (("fastpath.bench.kernels", "kernel_rates"), ("fastpath.bench.attention", "attention_rates"))
-
-
 def print_kernel_rates(*, as_json: bool) -> int:
     """What single kernels reach, on memory that no cache holds."""
-    rates = []
-    for module, function in RATES:
-        if importlib.util.find_spec(module):
-            rates += getattr(importlib.import_module(module), function)()
+    from fastpath.bench import attention, kernels
+
+    rates = [*kernels.kernel_rates(), *attention.attention_rates()]
     print(json.dumps([asdict(rate) for rate in rates], indent=2) if as_json else "\n".join(map(str, rates)))
     return 0

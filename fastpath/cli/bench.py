@@ -80,7 +80,10 @@ def _list_of(convert: Callable[[str], int]) -> Callable[[str], list[int]]:
 
 def run_bench(args: argparse.Namespace) -> int:
     from fastpath.bench import session
+    from fastpath.cpu import threads
 
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
     if args.kernels:
         return session.print_kernel_rates(as_json=args.json)
     if args.image or args.audio:
@@ -93,10 +96,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def _encoders(args: argparse.Namespace):
     from fastpath.bench import encoders, projector
-    from fastpath.cpu import threads
 
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
     path = projector.ensure(encoders.DEFAULT) if args.mmproj is None else Path(args.mmproj)
     return encoders.run(path, args.image or [], args.audio or [], args.repetitions, profile=args.profile)
 

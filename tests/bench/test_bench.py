@@ -16,6 +16,7 @@ from fastpath.bench import parity, profile, rates
 from fastpath.bench.measure import Runner, Workload, workloads
 from fastpath.bench.traffic import Watched, totals
 from fastpath.cli.__main__ import main
+from fastpath.cpu import threads
 from fastpath.engine import Engine
 from fastpath.load import load_model
 from fastpath.model import block, text
@@ -262,6 +263,30 @@ def test_no_figure_when_an_op_is_wrong(bench, paths, monkeypatch, op):
     last = err.splitlines()[-1]
     assert (status, out) == (2, "") and last.startswith("twinpath: parity: ") and "No figure" in last
     assert op in last or op == "write_kv"
+
+
+def test_no_figure_when_one_format_of_a_table_is_wrong(bench, paths, monkeypatch):
+    right = fastpath.cpu.embed
+
+    def wrong(table, ids, scale, **options):
+        return right(table, ids, scale, **options) * np.float32(1 + 0.001 * (table.format.name == "Q6_K"))
+
+    monkeypatch.setattr(fastpath.cpu, "embed", wrong)
+    status, out, err = bench("-m", paths["e2b"], "-p", 4, "-n", 2, "-r", 1)
+    assert (status, out) == (2, "") and "parity: embed, Q6_K" in err.splitlines()[-1]
+
+
+def test_rates_of_kernels_on_as_many_threads_as_asked_for(bench, monkeypatch):
+    from fastpath.bench import attention, kernels
+
+    before, seen = threads.num_threads(), []
+    for module, name in ((kernels, "kernel_rates"), (attention, "attention_rates")):
+        monkeypatch.setattr(module, name, lambda: seen.append(threads.num_threads()) or [])
+    try:
+        assert bench("--kernels", "--threads", before + 1)[:2] == (0, "\n")
+    finally:
+        threads.set_num_threads(before)
+    assert seen == [before + 1] * 2
 
 
 @pytest.mark.parametrize("T", parity.ROWS)
