@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastpath.bench import rates
+from fastpath.backend import ops_for
+from fastpath.bench import parity, rates
 from fastpath.cache import KVCache, KVType
+from refimpl.kv_types import dtypes_of
 
 FAR = 1 << 29  # bytes: more than the caches of a processor hold
 
@@ -63,7 +65,7 @@ def attention_rates(
 ) -> list[AttentionRate]:
     """Decode of `batches` sequences in one call, and a prefill, for each shape: the best of `seconds`."""
     read = rates.PlainRead([np.ones(FAR // 8)])
-    read_peak = max(read.bytes_per_s() for _ in range(3))
+    read_peak = read.best()
     fma_peak = rates.fma_ops_per_s()
     results = []
     for name in shapes:
@@ -76,6 +78,12 @@ def attention_rates(
                 _rate(f"{name}, prompt {prompt}", *layer.prefill(prompt, seconds), read_peak, fma_peak)
             )
     return results
+
+
+def check(kv_type: KVType = "f16", shapes: Iterable[str] = tuple(SHAPES)) -> None:
+    """ParityError if attention of one of them is not what it is defined to be."""
+    layers = sorted({(SHAPES[name][2], SHAPES[name][3] is not None) for name in shapes})
+    parity.check_attention(ops_for("cpu"), layers, dtypes_of(kv_type))
 
 
 def _rate(what, elapsed, n_bytes, n_ops, read_peak, fma_peak) -> AttentionRate:
@@ -161,6 +169,10 @@ def main() -> None:
         threads.set_num_threads(args.threads)
     types = args.kv_type.split(",")
     kv_type = types[0] if len(types) == 1 else (types[0], types[1])
+    try:
+        check(kv_type, args.shapes)
+    except parity.ParityError as error:
+        parser.exit(2, f"{error}\n")
     print(f"{machine.describe()}, {args.kv_type}")
     options = {"depth": args.depth, "prompt": args.prompt, "batches": args.batch}
     for rate in attention_rates(kv_type, args.shapes, **options):

@@ -1,13 +1,14 @@
 """A quick look at the kernels in use: does each still compute what it is defined to?
 
 Every format and row length of the model's matrices with one, a few and many rows, those of its tables, and
-every other op, on random numbers, against the reference's op table. `bench` prints no figure when one is
-wrong: a fast wrong kernel is no news. The test suite looks at the same with many more shapes; this takes a
-second.
+every other op, on random numbers, against the reference's op table; for `--kernels` one product of each
+format and the attention of both kinds of layers, for encoders their matrices and their ops. `bench` prints
+no figure when one is wrong: a fast wrong kernel is no news. The test suite looks at the same with many more
+shapes; this takes a second.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,6 +30,9 @@ REPLAY_STEPS = 3  # the first is recorded
 REPORT = "Run the tests (make test), and say on which processor this was."
 
 
+Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
+
+
 class ParityError(ValueError):
     """A kernel is wrong."""
 
@@ -39,8 +43,33 @@ def check(model, ops, kv_dtypes: tuple, *, activations: str = "int8") -> int:
     kv_dtypes  what the cache stores keys and values as
     """
     reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(_cases(model, ops, reference, rng, kv_dtypes, activations))
+
+
+def check_products(ops, formats: Iterable[str], columns: Iterable[int]) -> int:
+    """The same for packed matrices of these formats and row lengths, which no model names."""
+    reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(
+        (f"linear, {fmt}, {C} columns", partial(_linear, ops, reference, rng, fmt, C, True, "int8"))
+        for fmt in formats
+        for C in columns
+    )
+
+
+def check_attention(ops, layers: Iterable[tuple[int, bool]], kv_dtypes: tuple) -> int:
+    """The same for attention; layers: head size, and whether there is a window."""
+    return _all_green(_attention_cases(ops, ops_for("ref"), np.random.default_rng(0), layers, kv_dtypes))
+
+
+def check_encoders(ops, vision, audio, *, activations: str = "int8") -> int:
+    """The same for encoders: (configuration, weights) of each, or None for one that is not measured."""
+    reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(_encoder_cases(ops, reference, rng, vision, audio, activations))
+
+
+def _all_green(cases: Iterable[Case]) -> int:
     n = 0
-    for what, wrong in _cases(model, ops, reference, rng, kv_dtypes, activations):
+    for what, wrong in cases:
         n += 1
         if fault := wrong():
             raise ParityError(
@@ -80,9 +109,6 @@ def _extended(engine, steps) -> np.ndarray:
     return np.concatenate(logits)
 
 
-Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
-
-
 def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
     for fmt, C, is_packed in _formats(model, experts=False):
         yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, is_packed, activations)
@@ -90,13 +116,45 @@ def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
         what = f"expert_linear, {fmt}, {C} columns"
         yield what, partial(_experts, ops, ref, rng, fmt, C, is_packed, activations)
     heads = {(layer.head_dim, layer.window is not None) for layer in model.config.layers}
-    for H, is_windowed in sorted(heads):
-        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
-        yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_dtypes)
+    yield from _attention_cases(ops, ref, rng, sorted(heads), kv_dtypes)
     for table in _tables(model):
         what = f"embed, {table.format.name}, {table.row_len} columns"
         yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
     for name, case in _small_cases(rng).items():
+        yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
+
+
+def _attention_cases(ops, ref, rng, layers, kv_dtypes) -> Iterator[Case]:
+    for H, is_windowed in layers:
+        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
+        yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_dtypes)
+
+
+def _encoder_cases(ops, ref, rng, vision, audio, activations) -> Iterator[Case]:
+    from fastpath.bench.rates import matrices_of
+
+    measured = [encoder for encoder in (vision, audio) if encoder is not None]
+    matrices = [m for _, weights in measured for m in matrices_of(weights) if m.ndim == 2]
+    for fmt, C in sorted({(m.format.name, m.row_len) for m in matrices}):
+        yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, False, activations)
+    cases = _small_cases(rng, of_experts=False)
+    if vision is not None:
+        cases |= _vision_cases(rng)
+        config, weights = vision
+        if config.kind == "gemma4v":  # the other kind has no layers
+            H = config.head_dim
+            yield f"attention, heads of {H}, both ways", partial(_attention_both_ways, ops, ref, rng, H)
+        table = weights.position_embd
+        what = f"embed, {table.format.name}, {table.row_len} columns"
+        yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
+    if audio is not None and audio[0].kind == "gemma4a":
+        config, weights = audio
+        cases |= _audio_cases(rng, config.dim // config.n_heads)
+        for kernel in weights.convs:
+            M, C = kernel.shape[:2]
+            case = {"x": _normal(rng, 9, 16, C), "weight": _normal(rng, M, C, 3, 3)}
+            yield f"conv2d, {C} to {M} channels", partial(_against, ops.conv2d, ref.conv2d, case)
+    for name, case in cases.items():
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
 
@@ -208,18 +266,32 @@ def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
     return ""
 
 
+def _attention_both_ways(ops, ref, rng, H) -> str:
+    """As in the vision tower: numbers stay float32, every patch sees all of them."""
+    T, N = 70, 3
+    mine, its = [_empty(1, 96, N, H, *[np.dtype(np.float32)] * 2) for _ in range(2)]
+    q, k, v = (_normal(rng, T, N, H) for _ in range(3))
+    q /= np.float32(math.sqrt(H))
+    lanes, order, ends = np.zeros(T, np.int32), np.arange(T, dtype=np.int32), np.full(T, T - 1, np.int32)
+    ops.write_kv(k, v, *mine, lanes, order)
+    ref.write_kv(k, v, *its, lanes, order)
+    got = ops.attention(q, *mine, lanes, order, None, ends)
+    return _difference(got, ref.attention(q.astype(np.float64), *its, lanes, order, None, ends))
+
+
 def _empty(R, S, K, H, k_dtype, v_dtype):
     """Caches of S slots: refimpl/ops/attention.py."""
     k_shape, v_shape = shapes_of(R, S, K, H)
     return zeros(k_shape, k_dtype), zeros(v_shape, v_dtype)
 
 
-def _small_cases(rng) -> dict[str, dict]:
-    def x(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
+def _normal(rng, *shape) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
-    angles = rng.uniform(-3, 3, (3, 32))
-    return {
+
+def _small_cases(rng, *, of_experts: bool = True) -> dict[str, dict]:
+    x, angles = partial(_normal, rng), rng.uniform(-3, 3, (3, 32))
+    cases: dict[str, dict] = {
         "rms_norm": {"x": x(3, 300), "weight": x(300), "eps": 1e-6},
         "rope": {"x": x(3, 2, 64), "cos": np.cos(angles), "sin": np.sin(angles)},
         "rope_table": {"positions": np.array([0, 5, 4000], np.int32), "inv_freq": 0.9 ** np.arange(32.0)},
@@ -227,9 +299,40 @@ def _small_cases(rng) -> dict[str, dict]:
         "softcap": {"x": 20 * x(3, 700), "cap": 30.0},
         "add": {"x": x(3, 70), "y": x(3, 70)},
         "scale": {"x": x(3, 70), "factor": 0.7},
+    }
+    if not of_experts:
+        return cases
+    return cases | {
         "route": {"router_logits": x(3, 128), "n_active": 8, "expert_scale": x(128)},
         "expert_sum": {"y": x(3, 8, 70), "expert_weights": x(3, 8)},
     }
+
+
+def _vision_cases(rng) -> dict[str, dict]:
+    x = partial(_normal, rng)
+    return {
+        "layer_norm": {"x": x(3, 300) + np.float32(2), "weight": x(300), "bias": x(300), "eps": 1e-6},
+        "clip": {"x": x(3, 70), "low": -0.5, "high": 1.1},
+        "add_bias": {"x": x(3, 70), "bias": x(70)},
+        "mean_pool": {"x": x(54, 70), "n_columns": 9, "side": 3},
+        "standardize": {"x": x(3, 70), "mean": x(70), "factor": x(70)},
+    }
+
+
+def _audio_cases(rng, H: int) -> dict[str, dict]:
+    x, (T, N, W) = partial(_normal, rng), (30, 2, 12)
+    return {
+        "layer_norm": {"x": x(3, 300) + np.float32(2), "weight": x(300), "bias": None, "eps": 1e-6},
+        "clip": {"x": x(3, 70), "low": -0.5, "high": 1.1},
+        "add_bias": {"x": x(3, 70), "bias": x(70)},
+        "silu": {"x": x(3, 700)},
+        "glu": {"x": x(3, 140)},
+        "causal_conv": {"x": x(20, 70), "weight": x(70, 5)},
+        "relative_attention": {
+            "q": x(T, N, H), "k": x(T, N, H), "v": x(T, N, H), "relative": x(W, N, H),
+            "q_scale": np.abs(x(H)) / np.float32(math.sqrt(H)), "k_scale": 1.9, "cap": 50.0,
+        },
+    }  # fmt: skip
 
 
 def _against(function, definition, case: dict) -> str:

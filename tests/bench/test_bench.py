@@ -282,11 +282,41 @@ def test_rates_of_kernels_on_as_many_threads_as_asked_for(bench, monkeypatch):
     before, seen = threads.num_threads(), []
     for module, name in ((kernels, "kernel_rates"), (attention, "attention_rates")):
         monkeypatch.setattr(module, name, lambda: seen.append(threads.num_threads()) or [])
+        monkeypatch.setattr(module, "check", lambda: None)
     try:
         assert bench("--kernels", "--threads", before + 1)[:2] == (0, "\n")
     finally:
         threads.set_num_threads(before)
     assert seen == [before + 1] * 2
+
+
+@pytest.mark.parametrize("op", ["linear", "attention"])
+def test_no_rate_of_kernels_when_one_is_wrong(bench, monkeypatch, op):
+    from fastpath.bench import attention, kernels
+
+    monkeypatch.setattr(kernels.check, "__defaults__", (("Q8_0", "Q5_K"), (512,)))  # few: some seconds less
+    right, looked_at = getattr(fastpath.cpu, op), []
+
+    def wrong(x, weight, *args, **options):
+        result = right(x, weight, *args, **options)
+        if op == "attention" or weight.format.name == "Q5_K":
+            result[0, 0] *= np.float32(1.01)
+        looked_at.append(weight.shape)
+        return result
+
+    monkeypatch.setattr(fastpath.cpu, op, wrong)
+    for module, name in ((kernels, "kernel_rates"), (attention, "attention_rates")):
+        monkeypatch.setattr(module, name, lambda: pytest.fail("a rate of wrong kernels"))
+    status, out, err = bench("--kernels")
+    last = err.splitlines()[-1]
+    says = "linear, Q5_K, 512 columns" if op == "linear" else "attention, heads of 256, sliding"
+    assert (status, out) == (2, "") and f"parity: {says}" in last and looked_at
+
+
+def test_products_of_every_format_are_right():
+    from fastpath.bench import kernels
+
+    assert parity.check_products(fastpath.cpu, kernels.FORMAT_NAMES, [512]) == len(kernels.FORMAT_NAMES)
 
 
 @pytest.mark.parametrize("T", parity.ROWS)
