@@ -51,7 +51,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.set_defaults(backend="cpu")
     group = parser.add_argument_group("engine")
-    group.add_argument("--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per core)")
+    group.add_argument(
+        "--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per logical CPU)"
+    )
     group.add_argument(
         "--kv-type", type=arguments.kv_type, metavar="T|K,V", help="what keys and values are kept as (f16)"
     )
