@@ -157,8 +157,11 @@ def test_old_folders_go_used_ones_stay(tmp_path, monkeypatch):
 
 
 def test_numbers_from_outside_of_the_folder_are_in_the_key(tmp_path, monkeypatch):
-    """Kernels are compiled for blocks of STEP positions and COLUMNS components: refimpl/kv_types.py."""
-    wanted = {"from refimpl.kv_types import", "from refimpl import kv_types"}
+    """Kernels are compiled for blocks of STEP positions and COLUMNS components, and for levels of formats."""
+    wanted = {
+        "from refimpl.kv_types import", "from refimpl import kv_types", "from quant import fp4, i_quantize",
+        "from quant.fp4 import LEVELS", "from quant.i_quantize import LEVELS",
+    }  # fmt: skip
     foreign = re.compile(r"^(?:from (?:refimpl|quant)\S* import|import (?:refimpl|quant)).*", re.MULTILINE)
     found = {
         (path.name, line)
@@ -168,11 +171,19 @@ def test_numbers_from_outside_of_the_folder_are_in_the_key(tmp_path, monkeypatch
     }
     # types of arguments, of which nothing is compiled
     assert {line for _, line in found} <= {"from quant import QTensor", "from quant import Format, QTensor"}
-    before = kernel_cache.source_hash()
-    edited = tmp_path / "kv_types.py"
-    edited.write_text(kernel_cache._LAYOUT.read_text().replace("STEP = 32", "STEP = 64"))
-    monkeypatch.setattr(kernel_cache, "_LAYOUT", edited)
-    assert kernel_cache.source_hash() != before
+    before, files = kernel_cache.source_hash(), list(kernel_cache._CONSTANTS)
+    edits = {
+        "kv_types.py": ("STEP = 32", "STEP = 64"),
+        "fp4.py": ("6, 8, 12, 0", "6, 8, 13, 0"),
+        "i_quantize.py": ("-127, ", "-126, "),
+    }
+    assert [path.name for path in files] == list(edits)
+    for i, path in enumerate(files):
+        edited = tmp_path / path.name
+        edited.write_text(path.read_text().replace(*edits[path.name]))
+        assert edited.read_text() != path.read_text()
+        monkeypatch.setattr(kernel_cache, "_CONSTANTS", [*files[:i], edited, *files[i + 1 :]])
+        assert kernel_cache.source_hash() != before
 
 
 def test_an_edit_of_an_included_file_is_seen(tmp_path):
