@@ -85,8 +85,8 @@ def first_of_tile(tile, n_entries, most):
 
 
 @helper
-def _row_of_32(x, n_cols, tile, r, n, spare, is_there, offset, has_minima):
-    """A row of x as row r of the n rows of a tile."""
+def _row_of_32(x, n_cols, tile, r, n, spare, offset, has_minima):
+    """A row of x as row r of the n rows of a tile; in tiles of 16, rows from n on are zero."""
     n_blocks, out = n_cols // 32, tile + 4 * r
     for first in range(0, n_blocks, CHUNK // 32):
         count = min(CHUNK // 32, n_blocks - first)
@@ -105,7 +105,7 @@ def _row_of_32(x, n_cols, tile, r, n, spare, is_there, offset, has_minima):
 
 
 @helper
-def _row_of_256(x, n_cols, tile, r, n, spare, is_there, n_firsts, n_pairs, offset):
+def _row_of_256(x, n_cols, tile, r, n, spare, n_firsts, n_pairs, offset):
     out, step = tile + 4 * r, 4 * n
     for block in range(n_cols // 256):
         round_block_of_256(x + 1024 * block, spare + Q, spare + SCALES, spare + INVERSES)
@@ -150,12 +150,12 @@ def _each_row(args, lo, hi, thread, row, parameters, is_padded):
             out = target + row_bytes * (start + most * used + first)
             for r in range(most if is_padded else n):
                 source = x + 4 * n_cols * ld_i64(x_rows + 8 * (start + first + min(r, n - 1)))
-                row(source, n_cols, out, r, most if is_padded else n, spare, r < n, *parameters)
+                row(source, n_cols, out, r, n, spare, *parameters)
 
 
 @helper
-def _row_of_32_in_tiles(x, n_cols, tile, r, n, spare, is_there, has_minima):
-    n_blocks, out = n_cols // 32, tile + 32 * r
+def _row_of_32_in_tiles(x, n_cols, tile, r, n, spare, has_minima):
+    n_blocks, out, is_there = n_cols // 32, tile + 32 * r, r < n
     for first in range(0, n_blocks, CHUNK // 32):
         count = min(CHUNK // 32, n_blocks - first)
         round_blocks_of_32(x + 128 * first, count, spare + Q, spare + SCALES, spare + INVERSES)
@@ -171,7 +171,8 @@ def _row_of_32_in_tiles(x, n_cols, tile, r, n, spare, is_there, has_minima):
 
 
 @helper
-def _row_of_256_in_tiles(x, n_cols, tile, r, n, spare, is_there, n_sums):
+def _row_of_256_in_tiles(x, n_cols, tile, r, n, spare, n_sums):
+    is_there = r < n
     for block in range(n_cols // 256):
         round_block_of_256(x + 1024 * block, spare + Q, spare + SCALES, spare + INVERSES)
         sums_of_8_and_16(spare + Q, spare + SUMS, spare + SUMS_OF_16)

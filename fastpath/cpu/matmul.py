@@ -187,13 +187,6 @@ VECTORS = Route(matmul_rows.ROWS, words_of_block, lanes_of_32, lanes_of_256, mat
 TILES = Route(matmul_tiles.ROWS, words_of_tile, tiles_of_32, tiles_of_256, matmul_tiles.product_kernel)
 
 
-def kernels_for(name):
-    """The kernels that products with this format need (for warming up)."""
-    routes = (VECTORS, TILES) if machine.TILES else (VECTORS,)
-    own = [kernel for route in routes for kernel in (route.order(SHAPES[name]), route.product(name))]
-    return *own, panels.ROWS[name], panels.PACKED[name], matmul
-
-
 def multiply(x, weight, memory, out, groups, most):
     """out[out_rows[i]] = x[x_rows[i]] @ weight[matrix].T for the entries of each matrix in use.
 

@@ -32,6 +32,7 @@ MIN_SAMPLES = FRAME // 2 + 1  # below, there is not one whole frame
 EXPECTED = "a sound (WAV, MP3, OGG, FLAC or M4A, whatever its name)"
 PASSED = 0.95  # of the band up to the lower Nyquist frequency; the rest of it fades out
 RATES = (1_000, 400_000)
+LOUDEST = 2.0**31  # of float samples; larger ones are no sound, and the encoders would overflow
 PIECE = 1  # seconds that are resampled at a time
 
 
@@ -64,6 +65,10 @@ def load_audio(source: Source, *, name: str | None = None) -> Sound:
         first = int(np.argmin(np.isfinite(mixed)))
         raise file.fault(
             f"sample {first} is not a number", "numbers only", "The file is damaged: save it again"
+        )
+    if (peak := np.abs(mixed).max()) > LOUDEST:
+        raise file.fault(
+            f"samples up to {peak:.2g}", "-1 .. 1, or whole numbers of 32 bits", "Save it again as 16-bit WAV"
         )
     samples = resample(mixed, rate)[:MAX_SAMPLES].astype(np.float32)
     notes: tuple[str, ...] = ()
@@ -223,6 +228,8 @@ def unreadable(file: MediaFile, kind: str, expected: str, error: Exception) -> E
     """What a fault of PyAV means for the user; one that names the file already stays as it is."""
     if isinstance(error, ValueError) and str(error).startswith(f"{file.name}: "):
         return error
+    if isinstance(error, MemoryError):
+        return file.fault("too large to decode", f"a {kind} that fits the memory", "Send it smaller")
     if describe(file.data) != "bytes of no known format":
         return file.fault(describe(file.data), expected, f"Convert it, or send the {kind} itself")
     cause = " ".join(str(getattr(error, "strerror", None) or error).split())[:120] or type(error).__name__

@@ -143,6 +143,8 @@ def _decode(file: MediaFile) -> np.ndarray:
     try:
         opened = imageio.imopen(io.BytesIO(file.data), "r", plugin="pillow")
     except Exception as error:  # decoders raise anything on broken files
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
         if isinstance(error.__cause__, DecompressionBombError):
             number = re.search(r"\d+", str(error.__cause__))
             raise _too_large(file, number[0] if number else "too many") from error
@@ -159,6 +161,8 @@ def _decode(file: MediaFile) -> np.ndarray:
             if str(error).startswith(f"{file.name}: "):
                 raise
             raise _damaged(file, error) from error
+        except MemoryError:
+            raise
         except Exception as error:
             raise _damaged(file, error) from error
     if pixels.size == 0:

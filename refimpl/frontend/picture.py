@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from refimpl.frontend.audio import Sound, log_mel
-from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, fit, load_image
+from refimpl.frontend.audio import Sound, load_audio, log_mel
+from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, fit, format_of, load_image
 from refimpl.frontend.media_file import Source, describe, read_media
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.video import Frame, load_video, stamp
+from refimpl.frontend.wav import is_wave
 
 SIDE = 24  # pixels of a picture of a sound that stand for a soft token; 4 mel frames
 MEL_RANGE = (np.log(1e-3), 4.0)  # silence is black; speech rarely exceeds this
@@ -72,16 +73,17 @@ def picture_of(
     sampling: Sampling = DEFAULT_SAMPLING,
     name: str | None = None,
 ) -> np.ndarray:
-    """The picture of a file, whatever it is: an image if it can be read as one, else a sound, else a video.
+    """The picture of a file, whatever it is: an image if it begins as one, else a video, else a sound.
 
     Raises:
         ValueError: one line, if it is none of them
     """
-    from refimpl.frontend.audio import load_audio
-
     file = read_media(source, "an image, a sound or a video", name)
+    if format_of(file.data) is not None:  # a cut JPEG would be a video of one frame
+        return image_picture(fit(load_image(file.data, name=file.name), budget))
+    if is_wave(file.data):
+        return audio_picture(load_audio(file.data, name=file.name))
     attempts: list[Any] = [
-        lambda: image_picture(fit(load_image(file.data, name=file.name), budget)),
         lambda: video_picture(load_video(file.data, name=file.name, **vars(sampling)).frames),
         lambda: audio_picture(load_audio(file.data, name=file.name)),
     ]
@@ -91,9 +93,7 @@ def picture_of(
             return attempt()
         except ValueError as fault:
             faults.append(fault)
-    told = next(
-        (f for f in faults if "expected an image (" not in str(f) and "no video in" not in str(f)), None
-    )
+    told = next((f for f in faults if "no video in" not in str(f)), None)
     if describe(file.data) == "bytes of no known format" and told is not None:
         raise told
     raise file.fault(describe(file.data), "an image, a sound or a video", "Send another file")

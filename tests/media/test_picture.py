@@ -1,7 +1,10 @@
 """Pictures of what the model sees: right size, readable back, and what is under the grid is the canvas."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from refimpl.frontend.audio import load_audio
 from refimpl.frontend.image import fit, load_image
@@ -42,6 +45,19 @@ def test_files(tmp_path):
     assert np.array_equal(load_image(tmp_path / "seen.png"), picture)
     assert picture_of(files.wav(tone(16000, 0.2))).shape == (272, 5 * 24, 3)
     for data, message in ((b"hello", "text, expected an image, a sound or a video"), (b"", "empty")):
+        with pytest.raises(ValueError, match=message):
+            picture_of(data)
+
+
+def test_damaged_files_are_not_taken_for_another_kind():
+    """FFmpeg reads a cut JPEG as a video of one frame, and says of a broken WAV that it is no video."""
+    jpeg = io.BytesIO()
+    Image.fromarray(files.picture("photo")).save(jpeg, "JPEG")
+    wave = files.wav(files.sound("noise"))
+    for data, message in (
+        (jpeg.getvalue()[:5000], "incomplete image"),
+        (wave[:36], "WAV file without sound"),
+    ):
         with pytest.raises(ValueError, match=message):
             picture_of(data)
 
