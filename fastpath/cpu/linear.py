@@ -3,9 +3,9 @@
 Wrappers choose the kernel of the format and of the number of rows, round the activations once, and say which
 rows meet which matrix:
 
-    packed weights, 1 or 2 rows                matvec.py (of experts up to MATVEC_ROWS, on average, if all are
+    packed weights, one or two rows            matvec.py; of experts up to MATVEC_ROWS (on average, if all are
                                                chosen alike)
-                    3 to 8 rows                matvec_few.py
+    packed weights, LEAST to MOST rows         matvec_few.py
     more rows, and weights as in the file      matmul.py
     plain numbers                              dot_float.py; many rows: matmul_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow

@@ -40,7 +40,7 @@ from fastpath.cpu.simd import (
 )
 from fastpath.cpu.simd_dot import FIRST_LEVEL, dot_pairs, dot_spread_at, prefetch
 
-MATVEC_ROWS = 4  # with more rows of one matrix panels are as fast, or faster (bench/kernels.py)
+MATVEC_ROWS = 4  # of experts; of one matrix fewer (matvec_few.py). With more, panels are as fast, or faster
 FAR, NEAR = 8192, 2048  # bytes between what is in work and what is asked for, into which cache
 ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
 

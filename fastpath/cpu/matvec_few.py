@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from fastpath.cpu import matmul, threads
+from fastpath.cpu import machine, matmul, threads
 from fastpath.cpu.activations import firsts_and_pairs, lanes_of_32, lanes_of_256, words_of_block
 from fastpath.cpu.kernel import helper, inlined, kernel
 from fastpath.cpu.lanes import PackedBlock
@@ -31,8 +31,9 @@ from fastpath.cpu.simd_dot import dot_pairs, dot_u8s8
 from quant import FORMATS
 
 TILES = (4, 6, 8)  # rows for which there is code; a tile with fewer is filled up
-LEAST = 3  # rows for which this pays against matvec.py, and MOST against panels (bench/kernels.py)
-MOST = TILES[-1]
+# Rows for which this pays, against matvec.py and against panels, measured as bench/kernels.py does; short
+# registers are too few for eight rows.
+LEAST, MOST = (3, 8) if machine.DOT == "avx512vnni" else (5, 6)
 
 
 class _Tile:
