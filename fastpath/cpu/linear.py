@@ -3,7 +3,9 @@
 Wrappers choose the kernel of the format and of the number of rows, round the activations once, and say which
 rows meet which matrix:
 
-    packed weights, up to MATVEC_ROWS rows     matvec.py (of experts: on average, if all are chosen alike)
+    packed weights, one or two rows            matvec.py; of experts up to MATVEC_ROWS (on average, if all are
+                                               chosen alike)
+    packed weights, LEAST to MOST rows         matvec_few.py
     more rows, and weights as in the file      matmul.py
     plain numbers                              dot_float.py; many rows: matmul_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow
@@ -17,7 +19,7 @@ from functools import cache
 
 import numpy as np
 
-from fastpath.cpu import dot_float, matmul, matmul_float, matvec, recording, threads
+from fastpath.cpu import dot_float, matmul, matmul_float, matvec, matvec_few, recording, threads
 from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.grouping import Groups, group_by_expert
 from fastpath.cpu.matvec import MATVEC_ROWS
@@ -79,7 +81,10 @@ def _multiply(x, weight, activations, out, groups, T):
     name, is_packed = weight.format.name, isinstance(weight, PackedTensor)
     if activations == "int8" and name in matvec.KERNELS:
         n_matrices = 1 if weight.ndim == 2 else weight.shape[0]
-        if is_packed and groups.n_entries <= MATVEC_ROWS * n_matrices:
+        if is_packed and weight.ndim == 2 and matvec_few.takes(T):
+            activation = matvec_few.activations(x, weight, groups)
+            _launch(matvec_few.KERNELS[name], activation, weight, out, groups)
+        elif is_packed and groups.n_entries <= MATVEC_ROWS * n_matrices:
             activation = quantize(x, weight.format.block_size)
             _launch(matvec.KERNELS[name], activation, weight, out, groups)
         else:

@@ -1,8 +1,8 @@
 """What rounding keys and values does to logits: their cosine to those of a float32 cache, at every length.
 
 Judged on the demo checkpoint, which was trained, with text that it never saw, and on random models whose
-branches are as small beside the residual stream as those of trained ones.  Plain tiny models are no measure:
-docs/numerics.md, "Rounded keys and values".
+branches are small beside the residual stream.  Plain random models are no measure: docs/numerics.md, "Rounded
+keys and values".
 """
 
 from dataclasses import replace

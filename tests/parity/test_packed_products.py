@@ -1,7 +1,7 @@
 """Packed weights: the same bytes as weights in the file's order, and those of the definition.
 
-Row counts lie on both sides of every border: one to four rows are multiplied in registers (matvec.py), more
-through panels (matmul.py).
+Row counts lie on both sides of every border: one or two rows and those of experts are multiplied in registers
+one by one (matvec.py), up to eight in tiles (matvec_few.py), more through panels (matmul.py).
 """
 
 import sys
@@ -12,6 +12,7 @@ import pytest
 import fastpath.cpu as cpu
 import refimpl.ops
 from fastpath.cpu import packing, threads
+from fastpath.cpu.activations import PIECE
 from fastpath.cpu.matvec import MATVEC_ROWS
 from fastpath.cpu.packing import PackedTensor
 from quant import FORMATS, QTensor
@@ -132,6 +133,18 @@ def test_products_are_those_of_the_definition(name, blocks):
         for T in ROWS:
             _assert_same(cpu.linear(x[:T], packed, "int8"), want[:T])
             _assert_same(cpu.linear(x[:T], weight, "int8"), want[:T])
+
+
+@pytest.mark.parametrize("name", ("Q4_0", "Q5_1", "Q4_K", "Q6_K"))
+def test_activations_are_rounded_in_pieces_of_a_row(name):
+    """One more block than whole pieces, and two more than one."""
+    fmt = FORMATS[name]
+    rng = np.random.default_rng(8)
+    for n_cols in (2 * PIECE + fmt.block_size, PIECE + 2 * fmt.block_size):
+        weight, x = strategies.weights(rng, fmt, 19, n_cols), strategies.normal(rng, 14, n_cols)
+        packed, want = packing.packed(weight), refimpl.ops.linear(x, weight, "int8")
+        for T in (1, 3, 5, 7, 8, 9, 14):
+            _assert_same(cpu.linear(x[:T], packed, "int8"), want[:T])
 
 
 @pytest.mark.parametrize("name", KEPT)
