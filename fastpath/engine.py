@@ -217,15 +217,17 @@ class Engine:
             self.model.config, self.cache.n_seqs, self.context_len, self._largest_call, self.kv_type
         )
 
-    def check_room(self, n: int, lane: int = 0) -> None:
-        """n more tokens fit, or ValueError."""
+    def check_room(self, n: int, lane: int = 0, *, advice: str | None = None) -> None:
+        """n more tokens fit, or ValueError. advice: how the prompt gets shorter."""
         if n > self.room(lane):
             held = f", of which {self.length(lane)} are taken" if self.tokens[lane] else ""
             most = self.model.config.context_len
-            longer = f", or ask for a longer context (the model allows {most})"
+            longer = ": the model was made for no more"
+            if self.context_len < most:
+                longer = f", or ask for a longer context (the model allows {most})"
             raise ValueError(
                 f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
-                f"Shorten it{longer if self.context_len < most else ': the model was made for no more'}."
+                f"{advice or 'Shorten it'}{longer}."
             )
 
     def _check_finite(self, logits: np.ndarray, lanes: np.ndarray) -> None:

@@ -37,7 +37,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         ops_for(args.backend)
     with parts.measured("cache"):
         engine = open_engine(args, model, files=files)
-    engine.check_room(len(ids))
+    engine.check_room(len(ids), advice=files.shorter if files else None)
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
     n_compiled = prepare(args, engine, len(ids), "last", parts, files)
@@ -67,7 +67,8 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
 
         print_stats(args, engine, generation, parts, n_compiled, files)
     if profile is not None:
-        say("\n" + profile.text())
+        for line in ["", *profile.text().splitlines()]:
+            say(line)
     return status
 
 
