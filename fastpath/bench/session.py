@@ -114,6 +114,6 @@ def print_kernel_rates(*, as_json: bool) -> int:
 
     kernels.check()
     attention.check()
-    rates = [*kernels.kernel_rates(), *attention.attention_rates()]
+    rates: list[Any] = [*kernels.kernel_rates(), *attention.attention_rates()]
     print(json.dumps([asdict(rate) for rate in rates], indent=2) if as_json else "\n".join(map(str, rates)))
     return 0
