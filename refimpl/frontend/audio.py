@@ -9,6 +9,7 @@ A soft token is 40 ms of sound in both.
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 from dataclasses import dataclass
@@ -235,7 +236,10 @@ def unreadable(file: MediaFile, kind: str, expected: str, error: Exception) -> E
     """What a fault of PyAV means for the user; one that names the file already stays as it is."""
     if isinstance(error, ValueError) and str(error).startswith(f"{file.name}: "):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, ImportError):  # Pillow's, which resizes frames
+        return _unloadable(file, error)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
+        # EAGAIN: a decoder's thread that could not begin
         return file.fault("too large to decode", f"a {kind} that fits the memory", "Send it smaller")
     if describe(file.data) != UNKNOWN:
         return file.fault(describe(file.data), expected, f"Convert it, or send the {kind} itself")
@@ -275,12 +279,17 @@ def import_av(file: MediaFile) -> Any:
     try:
         import av
     except ImportError as error:
-        cause = " ".join(str(error).split())[:120]
-        if any(sign in cause for sign in _NO_MEMORY):
-            raise MemoryError(f"{file.name}: PyAV cannot be loaded ({cause})") from error
-        advice = "Install it again: pip install --force-reinstall av"
-        raise file.fault(f"PyAV cannot be loaded ({cause})", "a package av that works", advice) from error
+        raise _unloadable(file, error) from error
     return av
+
+
+def _unloadable(file: MediaFile, error: ImportError) -> Exception:
+    """Of a library that is there."""
+    cause = " ".join(str(error).split())[:200]
+    if any(sign in cause for sign in _NO_MEMORY):
+        return MemoryError(f"{file.name}: a library cannot be loaded ({cause})")
+    advice = "Install again what is named: pip install --force-reinstall"
+    return file.fault(f"a library cannot be loaded ({cause})", "one that works", advice)
 
 
 def _check_rate(file: MediaFile, rate: int) -> None:

@@ -234,18 +234,32 @@ def test_an_image_is_no_video():
 @pytest.mark.parametrize(
     ("says", "fault", "told"),
     [
-        ("libx.so: failed to map segment from shared object", MemoryError, "v: PyAV cannot be loaded"),
-        ("libx.so: undefined symbol", ValueError, "v: PyAV cannot be loaded .* Install it again"),
+        ("libx.so: failed to map segment from shared object", MemoryError, "v: a library cannot be loaded"),
+        ("libx.so: undefined symbol", ValueError, "v: a library cannot be loaded .* Install again"),
     ],
 )
-def test_a_library_that_does_not_load_is_not_missing(monkeypatch, says, fault, told):
+@pytest.mark.parametrize("library", ["av", "PIL"])
+def test_a_library_that_does_not_load_is_not_missing(monkeypatch, library, says, fault, told):
+    """PyAV reads the file; Pillow brings its frames to their size."""
     real = builtins.__import__
 
     def refuse(name, *rest):
-        if name == "av":
+        if name == library:
             raise ImportError(says)
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(fault, match=told):
+        video.load_video(WHOLE, name="v")
+
+
+@pytest.mark.parametrize(
+    "refused", [MemoryError(), av.error.BlockingIOError(11, "no thread"), OSError(12, "no")]
+)
+def test_no_memory_is_no_damage(monkeypatch, refused):
+    def refuse(*given):
+        raise refused
+
+    monkeypatch.setattr(video, "_load", refuse)
+    with pytest.raises(ValueError, match="v: too large to decode, expected a video that fits the memory"):
         video.load_video(WHOLE, name="v")
