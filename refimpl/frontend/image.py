@@ -143,6 +143,8 @@ def _decode(file: MediaFile) -> np.ndarray:
     try:
         opened = imageio.imopen(io.BytesIO(file.data), "r", plugin="pillow")
     except Exception as error:  # decoders raise anything on broken files
+        if isinstance(error, ImportError):  # of a part of Pillow, which is there: imageio hides what it said
+            raise MemoryError from error
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
         if isinstance(error.__cause__, DecompressionBombError):
