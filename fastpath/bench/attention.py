@@ -74,10 +74,10 @@ def attention_rates(
         layer = _Layer(*SHAPES[name], kv_type, page)
         for batch in batches:
             what = f"{name}, {batch} at depth {depth}"
-            results.append(_rate(what, *layer.decode(depth, batch, seconds), read_peak, fma_peak))
+            results.append(_rate(what, layer.decode(depth, batch, seconds), read_peak, fma_peak))
         if prompt:
             results.append(
-                _rate(f"{name}, prompt {prompt}", *layer.prefill(prompt, seconds), read_peak, fma_peak)
+                _rate(f"{name}, prompt {prompt}", layer.prefill(prompt, seconds), read_peak, fma_peak)
             )
     return results
 
@@ -88,7 +88,8 @@ def check(kv_type: KVType = "f16", shapes: Iterable[str] = tuple(SHAPES)) -> Non
     parity.check_attention(ops_for("cpu"), layers, kv_type)
 
 
-def _rate(what, elapsed, n_bytes, n_ops, read_peak, fma_peak) -> AttentionRate:
+def _rate(what, figures, read_peak, fma_peak) -> AttentionRate:
+    elapsed, n_bytes, n_ops = figures
     speed, ops = n_bytes / elapsed, n_ops / elapsed
     return AttentionRate(what, elapsed, speed / 1e9, ops / 1e9, speed / read_peak, ops / fma_peak)
 

@@ -421,3 +421,15 @@ def test_paths(tmp_path):
         image.load_image(tmp_path / "none.png")
     with pytest.raises(ValueError, match="a folder"):
         image.load_image(tmp_path)
+
+
+def test_a_part_of_pillow_that_is_not_loaded_is_no_damage(monkeypatch):
+    """What imageio says where memory does not suffice to load it."""
+    import imageio.v3
+
+    def refuse(*given, **options):
+        raise ImportError("The `pillow` plugin is not installed.")
+
+    monkeypatch.setattr(imageio.v3, "imopen", refuse)
+    with pytest.raises(ValueError, match="fits the memory"):
+        image.load_image(files.png(files.picture("dot")))
