@@ -130,7 +130,8 @@ KIND_LINE = "{:8} {:>6} {:>8} {:>5} {:>10} {:>8} {:>12} {:>10}"
 def _print_cache(
     config, n_seqs: int, context: int, chunk: int | None, kv_type: str | tuple[str, str]
 ) -> None:
-    """Pages of full sequences: by the formula that the cache allocates by."""
+    """Pages of full sequences, and what an engine asks for: by the formulas that the cache allocates by."""
+    from fastpath.kv.budget import full_and_spare
     from fastpath.kv.geometry import plan
     from fastpath.lanes import default_chunk
 
@@ -144,6 +145,11 @@ def _print_cache(
         f"{context} tokens in chunks of {chunk}:"
     )
     print(f"         pages of {geometry.page} positions; {n_shared} layers read another's keys and values")
+    most = plan(config, n_seqs, context, chunk, kv_type, n_pages=full_and_spare(geometry))
+    print(
+        f"         an engine asks for {most.nbytes / MB:.1f} MB ({most.nbytes} bytes), with pages for prefixes "
+        "that nobody is using; what is not written to costs nothing"
+    )
     print(
         "\n" + KIND_LINE.format("pages", "layers", "KV heads", "dim", "a sequence", "all", "page bytes", "MB")
     )

@@ -25,7 +25,8 @@ import numpy as np
 from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
 from fastpath.engine.scheduler import NOWHERE, Parts, Plan, Scheduler, Task
-from fastpath.engine.store import Store, full_and_spare, share_out
+from fastpath.engine.store import Store
+from fastpath.kv.budget import full_and_spare, share_out
 from fastpath.kv.geometry import PAGE, Geometry, KVType
 from fastpath.lanes import Lanes, NotFiniteError, rows_not_finite
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
