@@ -64,5 +64,5 @@ def _check_memory(n: int, lanes: Lanes) -> None:
     if GLOBAL in pools and n > pools[GLOBAL].n * page:
         raise ValueError(
             f"the prompt has {n} tokens, the memory for keys and values holds {pools[GLOBAL].n * page}. "
-            "Shorten it, or give the engine more (kv_bytes)"
+            "Shorten it, or give the engine more (kv_bytes; --kv-memory)"
         )
