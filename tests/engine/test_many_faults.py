@@ -81,7 +81,9 @@ def soft(start, n, width=48, vision=True):
         ({"prompt_ids": [2] * 70}, "the prompt has 70 tokens, the memory for keys and values holds 64"),
         ({"prompt_ids": [2, 10**6]}, "token id 1000000 is out of range"),
         ({"prompt_ids": [2, -1]}, "token id -1 is out of range"),
-        ({"max_tokens": -1}, "max_tokens -1, expected at least 0"),
+        ({"max_tokens": -1}, "max_tokens -1, expected a whole number of at least 0"),
+        ({"max_tokens": 2.5}, "max_tokens 2.5, expected a whole number of at least 0"),
+        ({"max_tokens": None}, "max_tokens None, expected a whole number of at least 0"),
         (
             {"soft": [soft(1, 2, width=7)]},
             r"soft tokens of shape \(2, 7\) at position 1, expected rows of 48",
