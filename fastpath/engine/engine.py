@@ -285,7 +285,6 @@ class Engine:
     def _note(self, plan: Plan) -> None:
         now = time.perf_counter()
         for task in plan.admitted:
-            self._store.admitted(task)
             record = self._live[task.id]
             usage = record.usage
             if not record.is_admitted:

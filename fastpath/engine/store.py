@@ -59,6 +59,11 @@ class Store:
         task.n_done, task.stops = hit.n, self.tree.places(hit.n, key, hit.wanted)
         self._placed[task] = key, hit
 
+    def admitted(self, task: Task) -> None:
+        """Its place is for good. What it found is the tree's still, so that this shares no page anew."""
+        if self.tree is not None:
+            self.tree.used(self._placed[task][1])
+
     def take_back(self, task: Task) -> None:
         """What was computed stays in the tree until others need its pages."""
         _, hit = self._placed.pop(task, (None, None))
@@ -99,11 +104,6 @@ class Store:
         return {kind: n for kind, n in lacking.items() if n > 0}
 
     # What the engine tells.
-
-    def admitted(self, task: Task) -> None:
-        """Its place is for good."""
-        if self.tree is not None:
-            self.tree.used(self._placed[task][1])
 
     def advanced(self, task: Task) -> None:
         """It has computed up to `n_done`: where the tree wants a prefix, it gets it."""
