@@ -147,8 +147,8 @@ def _print_cache(
     print(f"         pages of {geometry.page} positions; {n_shared} layers read another's keys and values")
     most = plan(config, n_seqs, context, chunk, kv_type, n_pages=full_and_spare(geometry))
     print(
-        f"         an engine asks for {most.nbytes / MB:.1f} MB ({most.nbytes} bytes), with pages for prefixes "
-        "that nobody is using; what is not written to costs nothing"
+        f"         an engine asks for {most.nbytes / MB:.1f} MB ({most.nbytes} bytes), with pages for "
+        "prefixes that nobody is using; what is not written to costs nothing"
     )
     print(
         "\n" + KIND_LINE.format("pages", "layers", "KV heads", "dim", "a sequence", "all", "page bytes", "MB")
