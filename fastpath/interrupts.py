@@ -54,11 +54,11 @@ class Noticed:
 class Held:
     """Ctrl+C that waits: while it is entered, one comes only inside `free`, at once if it came before.
 
-        with Held() as ctrl_c:
-            for ...:
-                with ctrl_c.free():
-                    event = next(events)   # interrupted as ever
-                draw(event)                # never left half done
+    with Held() as ctrl_c:
+        for ...:
+            with ctrl_c.free():
+                event = next(events)   # interrupted as ever
+            draw(event)                # never left half done
     """
 
     def __init__(self):

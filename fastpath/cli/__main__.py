@@ -34,7 +34,7 @@ ENOMEM = 12
 OK, FAULT, INTERRUPTED, NO_READER = 0, 2, 130, 141  # the last two as shells count SIGINT and SIGPIPE
 STATUSES = """
   0    done
-  1    diff found a name over its budget
+  1    diff found a name over its budget; --batch-file had a line that got an error
   2    wrong input, or output that cannot be written: one line says which
   130  Ctrl+C, after what was said so far
   141  the reader of the output went away, as `head` does: no message"""

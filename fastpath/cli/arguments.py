@@ -43,10 +43,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(message: str) -> str:
-    """A message without line breaks; of overlong words, such as paths, the beginning and the end."""
+    """A message without line breaks and control characters; of overlong words, such as paths, the beginning
+    and the end.
+    """
+    from refimpl.frontend.terminal import visible
+
     half = MAX_WORD // 2
     cut = re.compile(rf"(\S{{{half}}})\S{{{half},}}(\S{{{half // 2}}})")
-    return cut.sub(r"\1[...]\2", " ".join(message.split()))
+    return visible(cut.sub(r"\1[...]\2", " ".join(message.split())))
 
 
 def text(given: str) -> str:
@@ -98,6 +102,18 @@ def real(minimum: float, maximum: float = math.inf, *, open_below: bool = False)
     return convert
 
 
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def nbytes(text: str) -> int:
+    """An argparse type: bytes, as 4000000000, 4000M or 4G."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)", text)
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500000000, 500M or 2.5G")
+    return size
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
@@ -130,7 +146,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="cpu: compiled kernels; ref: the NumPy definitions under the same composition",
     )
     group.add_argument(
-        "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per core)"
+        "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per CPU)"
     )
     group.add_argument(
         "--activations",
@@ -252,13 +268,15 @@ def read_json(source: str, what: str) -> Any:
 
 
 def parse_json(text: str, where: str, what: str) -> Any:
+    """JSON with finite numbers only; `where` it stands and `what` it is are for the one line of a fault."""
     try:
         return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except _NotANumber as error:
         raise ValueError(f"{where}: {what} are not usable: {error}.") from error
     except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
         raise ValueError(
-            f"{where}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            f"{where}: {what} are not valid JSON: {error.msg} at {line}column {error.colno}."
         ) from error
     except RecursionError as error:
         raise ValueError(f"{where}: {what} are nested too deeply to be read.") from error

@@ -29,6 +29,15 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _numbers(group, "-d", "--depth", 0, "0", "tokens that are in the cache before")
     _numbers(group, "--batch", None, 1, "1", "sequences that are decoded together in one call")
     group.add_argument(
+        "--turn", type=_list_of(whole(1, MAX_TOKENS)), metavar="N,...",
+        help="time to the first token of a turn of N tokens after -d others, which are in the prefix cache",
+    )  # fmt: skip
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="steps of the engine, -n of them with --batch requests: what scheduler and pages take",
+    )
+    group.add_argument(
         "--image", type=_list_of(whole(1, 1120)), metavar="N,...",
         help="encode images of as many soft tokens, instead of text",
     )  # fmt: skip
@@ -51,7 +60,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.set_defaults(backend="cpu")
     group = parser.add_argument_group("engine")
-    group.add_argument("--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per core)")
+    group.add_argument(
+        "--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per logical CPU)"
+    )
     group.add_argument(
         "--kv-type", type=arguments.kv_type, metavar="T|K,V", help="what keys and values are kept as (f16)"
     )
@@ -80,11 +91,18 @@ def _list_of(convert: Callable[[str], int]) -> Callable[[str], list[int]]:
 
 def run_bench(args: argparse.Namespace) -> int:
     from fastpath.bench import session
+    from fastpath.cpu import threads
 
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
     if args.kernels:
         return session.print_kernel_rates(as_json=args.json)
     if args.image or args.audio:
         rows, text = _encoders(args)
+    elif args.turn or args.engine:
+        from fastpath.bench import requests
+
+        rows, text = requests.run(args, _path(args))
     else:
         rows, text = session.run(args, _path(args))
     print(json.dumps(rows, indent=2) if args.json else text)
@@ -93,10 +111,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def _encoders(args: argparse.Namespace):
     from fastpath.bench import encoders, projector
-    from fastpath.cpu import threads
 
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
     path = projector.ensure(encoders.DEFAULT) if args.mmproj is None else Path(args.mmproj)
     return encoders.run(path, args.image or [], args.audio or [], args.repetitions, profile=args.profile)
 

@@ -15,7 +15,8 @@ from fastpath.lanes import Lanes
 from fastpath.load import Model, load_model
 from fastpath.model.text import forward
 from refimpl.batch import LogitRows, make_batch
-from refimpl.frontend.media_prompt import expand, locate, user_message
+from refimpl.frontend.media_prompt import expand, locate, placeholders, user_message
+from refimpl.frontend.terminal import visible
 
 MANY = 64  # tokens that stand for any longer prompt when kernels are chosen
 SILENT_S = 1.0  # packing that ends sooner is not spoken of
@@ -27,12 +28,14 @@ def open_model(args) -> Model:
 
 
 def open_engine(
-    args, model: Model, *, files: Files | None = None, largest_image: int = 0, n_seqs: int = 1
+    args, model: Model, *, files: Files | None = None, largest_image: int = 0, **options
 ) -> Engine:
-    """An engine as the engine options say, and for these images, or for any up to a number of soft tokens."""
-    options = _options(args, None, files)
-    options["largest_image"] = max(options["largest_image"], largest_image)
-    return Engine(model, ops_for(args.backend), n_seqs=n_seqs, **options)
+    """An engine as the engine options say, and for these images, or for any up to a number of soft tokens;
+    further options are those of Engine.
+    """
+    given = _options(args, None, files)
+    given["largest_image"] = max(given["largest_image"], largest_image)
+    return Engine(model, ops_for(args.backend), **(given | options))
 
 
 def open_lanes(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Lanes:
@@ -59,6 +62,8 @@ def prepare(
     Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
     """
     _say_oddities(lanes.model)
+    for note in files.notes if files else ():
+        say(f"note: {note}")
     if args.backend != "cpu":
         return 0
     from fastpath.cpu import threads
@@ -82,7 +87,8 @@ def warm_up(
     repack: bool = False,
     calls: Sequence[Callable[[], object]] = (),
 ) -> int:
-    """The kernels for a prompt of so many tokens, and for what follows; how many had to be compiled.
+    """The kernels for a prompt of so many tokens, and for what follows, a token of each lane; how many had to
+    be compiled.
 
     repack  those that pack the weights as well, and those for packed weights instead of those that are there
     calls   of encoders that come before
@@ -93,7 +99,7 @@ def warm_up(
     if repack:
         plan += kernels_of(lambda: models.append(lanes.model.packed()))
     model = models[-1]
-    for n in {1, min(n_tokens, lanes.chunk, MANY)}:
+    for n in {1, min(lanes.cache.n_seqs, lanes.chunk, MANY), min(n_tokens, lanes.chunk, MANY)}:
         batch = make_batch([(0, 0, [0] * n, rows)])
         call = partial(forward, lanes.ops, model.config, model.weights, lanes.cache, batch)
         plan += kernels_of(partial(call, activations=lanes.activations))
@@ -165,7 +171,8 @@ def prompt_ids(model: Model, text: str, args, files: Files | None = None) -> tup
     if not text.strip() and not (parts and not args.raw):
         raise ValueError("the prompt is empty. Give some text with --prompt, --input or on standard input.")
     if args.raw:
-        text = expand(text, parts) if parts else text
+        _check_places(text, [part.kind for part in parts])
+        text = expand(text, parts)
         ids = model.tokenizer.encode(text, add_bos=True, parse_special=True)
     else:
         messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -174,5 +181,16 @@ def prompt_ids(model: Model, text: str, args, files: Files | None = None) -> tup
     return locate(ids, model.tokenizer, parts) if parts else (ids, [])
 
 
+def _check_places(text: str, kinds: list[str]) -> None:
+    """A raw text has one place for each file, in order."""
+    places = placeholders(text)
+    if places != kinds:
+        found, asked = (" ".join(f"<|{kind}|>" for kind in listed) for listed in (places, kinds))
+        given = " ".join(f"--{kind}" for kind in kinds) or "no file"
+        advice = f"Write {asked} where the files stand" if kinds else "Give one file for each, in this order"
+        raise ValueError(f"the raw prompt has {found or 'no place for a file'}, given: {given}. {advice}.")
+
+
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """A line on standard error."""
+    print(visible(text), file=sys.stderr, flush=True)

@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import numpy as np
+
 from fastpath.engine.request import Request
 from fastpath.kv.geometry import GLOBAL, Geometry
 from fastpath.lanes import Lanes
@@ -17,9 +19,10 @@ def check_request(request: Request, lanes: Lanes) -> None:
         raise ValueError("the prompt has no tokens. Give at least one.")
     if n > lanes.context_len:
         raise ValueError(lanes.too_long(n))
-    if request.max_tokens < 0:
+    if not isinstance(request.max_tokens, int | np.integer) or request.max_tokens < 0:
         raise ValueError(
-            f"max_tokens {request.max_tokens}, expected at least 0: the prompt alone is computed"
+            f"max_tokens {request.max_tokens!r}, expected a whole number of at least 0: the prompt alone is "
+            "computed"
         )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)
@@ -64,5 +67,5 @@ def _check_memory(n: int, lanes: Lanes) -> None:
     if GLOBAL in pools and n > pools[GLOBAL].n * page:
         raise ValueError(
             f"the prompt has {n} tokens, the memory for keys and values holds {pools[GLOBAL].n * page}. "
-            "Shorten it, or give the engine more (kv_bytes)"
+            "Shorten it, or give the engine more (kv_bytes; --kv-memory)"
         )

@@ -25,7 +25,8 @@ import numpy as np
 from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
 from fastpath.engine.scheduler import NOWHERE, Parts, Plan, Scheduler, Task
-from fastpath.engine.store import Store, full_and_spare, share_out
+from fastpath.engine.store import Store
+from fastpath.kv.budget import full_and_spare, share_out
 from fastpath.kv.geometry import PAGE, Geometry, KVType
 from fastpath.lanes import Lanes, NotFiniteError, rows_not_finite
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
@@ -285,7 +286,6 @@ class Engine:
     def _note(self, plan: Plan) -> None:
         now = time.perf_counter()
         for task in plan.admitted:
-            self._store.admitted(task)
             record = self._live[task.id]
             usage = record.usage
             if not record.is_admitted:

@@ -67,6 +67,9 @@ class Memory(Protocol):
     def place(self, task: Task) -> None:
         """Gives a lane, and in it what is known of the sequence: `lane` and `n_done` are set."""
 
+    def admitted(self, task: Task) -> None:
+        """Its place is for good. Told before room is made: it may hold on to pages."""
+
     def take_back(self, task: Task) -> None:
         """The lane and its pages. The scheduler forgets `lane` and `n_done`."""
 
@@ -141,6 +144,7 @@ class Scheduler:
                 self._wait = PATIENCE
                 break
             self.running.append(self.waiting.popleft())
+            self.memory.admitted(task)
             admitted.append(task)
         return admitted
 

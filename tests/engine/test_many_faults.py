@@ -81,7 +81,9 @@ def soft(start, n, width=48, vision=True):
         ({"prompt_ids": [2] * 70}, "the prompt has 70 tokens, the memory for keys and values holds 64"),
         ({"prompt_ids": [2, 10**6]}, "token id 1000000 is out of range"),
         ({"prompt_ids": [2, -1]}, "token id -1 is out of range"),
-        ({"max_tokens": -1}, "max_tokens -1, expected at least 0"),
+        ({"max_tokens": -1}, "max_tokens -1, expected a whole number of at least 0"),
+        ({"max_tokens": 2.5}, "max_tokens 2.5, expected a whole number of at least 0"),
+        ({"max_tokens": None}, "max_tokens None, expected a whole number of at least 0"),
         (
             {"soft": [soft(1, 2, width=7)]},
             r"soft tokens of shape \(2, 7\) at position 1, expected rows of 48",
@@ -139,6 +141,20 @@ def test_one_that_cannot_grow_ends_as_if_it_were_long_enough(model, answers):
     events = run(engine)
     assert ends(events)[id].reason == "length"
     assert list(engine.result(id).tokens) == answers(words(60), 30)[:5]
+
+
+@pytest.mark.parametrize("n", [40, 33, 63])
+def test_a_prefix_that_is_adopted_and_evicted_at_once(model, answers, n):
+    """The page in which the prefix ends is the lane's alone when the others are counted, and stays so: if the
+    tree took it again, the lane would have to copy it, and there is no page left for that."""
+    engine = Engine(model, OPS, chunk=32, page=32, n_pages={"global": 3, "sliding": 8})
+    engine.add(request(words(n), 1))
+    run(engine)
+    longer = words(n) + words(96 - n, seed=3)
+    id = engine.add(request(longer, 1))
+    run(engine)
+    assert engine.usage(id).cached == n
+    assert list(engine.result(id).tokens) == answers(longer, 1)
 
 
 def test_giving_up_in_the_middle_of_a_prompt(model, answers):
