@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from fastpath.cli import arguments
@@ -15,7 +15,10 @@ from refimpl.frontend.sampling import SamplingParams
 
 MAX_LINE = 64 << 20  # bytes; of a longer line no more is read into memory
 MEDIA = {"images": "image", "audio": "audio", "videos": "video"}
-SAMPLING = tuple(field.name for field in fields(SamplingParams) if field.name != "penalty_window")
+SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "seed",
+    "repeat_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 TEXTS, SWITCHES = ("prompt", "system"), ("think", "raw")
 FIELDS = (
     *TEXTS, "messages", "id", *SWITCHES, "tools", *MEDIA, "max_tokens", "stop", *SAMPLING,

@@ -7,6 +7,7 @@ import numpy as np
 from fastpath.engine.request import Request
 from fastpath.kv.geometry import GLOBAL, Geometry
 from fastpath.lanes import Lanes
+from refimpl.frontend.sampling import SamplingParams
 
 
 def check_request(request: Request, lanes: Lanes) -> None:
@@ -23,6 +24,10 @@ def check_request(request: Request, lanes: Lanes) -> None:
         raise ValueError(
             f"max_tokens {request.max_tokens!r}, expected a whole number of at least 0: the prompt alone is "
             "computed"
+        )
+    if not isinstance(request.params, SamplingParams):
+        raise ValueError(
+            f"params {request.params!r}, expected SamplingParams. Leave it out for greedy answers"
         )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)

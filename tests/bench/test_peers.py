@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastpath.bench import peers
+from fastpath.bench import peers, peers_rows
 
 SPEEDS = {"llama.cpp": [10.0, 30.0, 20.0], "ours": [31.0, 100.0, 45.0]}
 
@@ -241,7 +241,7 @@ def test_batched_rows_are_read():
         '{"tg": 64, "pl": 8, "speed_tg": 40.0}',
     ]
     out = "\n".join(lines)
-    assert peers._batched(out, {}) == {"tg64x4": 31.5, "tg64x8": 40.0}
+    assert peers_rows._batched(out, {}) == {"tg64x4": 31.5, "tg64x8": 40.0}
 
 
 def test_time_and_memory_of_a_command(tmp_path):

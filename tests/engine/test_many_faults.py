@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fastpath
 from fastpath.backend import ops_for
-from fastpath.engine import Engine, Finished, Request, Token
+from fastpath.engine import Engine, Finished, Request, Token, call, scheduler
 from fastpath.engine import engine as engine_module
 from fastpath.lanes import Lanes, NotFiniteError
 from fastpath.load import load_model
@@ -254,18 +254,19 @@ def test_nan_in_an_image(model, answers):
     assert list(engine.result(ids[0]).tokens) == answers(words(40), 4)
 
 
-def test_no_token_may_come(model, answers):
-    """What sampling refuses ends that request."""
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_no_token_may_come(model, answers, kind):
+    """What sampling refuses, or fails at, ends that request."""
     engine = Engine(model, OPS, n_seqs=2)
     good, bad = engine.add(request(words(9), 4)), engine.add(request(words(12), 4))
-    real = engine_module.sample
+    real = call.sample
 
     def refuses(logits, params, history, *rest):
         if len(history) == 14:
-            raise ValueError("all tokens are suppressed")
+            raise kind("all tokens are suppressed")
         return real(logits, params, history, *rest)
 
-    with patch.object(engine_module, "sample", refuses):
+    with patch.object(call, "sample", refuses):
         events = run(engine)
     assert str(ends(events)[bad].error) == "all tokens are suppressed"
     assert list(engine.result(bad).tokens) == answers(words(12), 4)[:2]
@@ -431,10 +432,44 @@ def test_only_the_latest_results_are_kept(model):
         while not engine.is_idle:
             engine._step()  # nobody asks for the events
     assert len(engine._finished) == 5 and not engine._live
-    assert {id for id, _ in engine._events} <= set(engine._finished)
+    assert set(engine._events) <= set(engine._finished)
     assert engine._n_kept_tokens == sum(len(result.tokens) for result in engine._finished.values())
     with pytest.raises(KeyError, match="request 0 is not known: of 12 so far, the latest 5"):
         engine.result(ids[0])
     assert len(engine.result(ids[-1]).tokens) == 2
     with pytest.raises(KeyError):
         next(engine.stream(0))
+
+
+def test_params_of_another_type_are_refused(model):
+    engine = Engine(model, OPS)
+    with pytest.raises(ValueError, match="params None, expected SamplingParams"):
+        engine.add(Request(words(5), params=None))
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_sampling_is_silent(model):
+    engine = Engine(model, OPS)
+    for params in (
+        SamplingParams(temperature=1e-320),
+        SamplingParams(temperature=1, repeat_penalty=1e308),
+        SamplingParams(temperature=1, repeat_penalty=1e-308),
+    ):
+        id = engine.add(Request(words(9), params=params, max_tokens=3, stop_ids=frozenset()))
+        assert len(list(engine.stream(id))) == 3
+
+
+def test_usage_counts_what_was_cached_at_first(model):
+    """Three equal prompts at once, nothing is cached; one has to leave, and finds its own work when it comes
+    back: that is none of its cached tokens.
+    """
+    prompt = words(40)
+    with patch.object(scheduler, "HEADROOM", 0):
+        engine = Engine(model, OPS, n_seqs=3, chunk=64, page=32, n_pages={"global": 7, "sliding": 30})
+        ids = [engine.add(request(prompt, 60)) for _ in range(3)]
+        run(engine)
+    usages = [engine.usage(id) for id in ids]
+    assert sum(usage.preemptions for usage in usages) >= 1
+    assert [(usage.cached, usage.computed) for usage in usages if usage.preemptions] == [(0, 40)] * sum(
+        usage.preemptions > 0 for usage in usages
+    )
