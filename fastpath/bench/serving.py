@@ -48,6 +48,11 @@ class Pair:
     def medians(self) -> tuple[float, float]:
         return statistics.median(self.bare), statistics.median(self.served)
 
+    def of_pairs(self, compare: Callable[[float, float], float]) -> tuple[float, float, float]:
+        """Median, least and most of what a pair differs by: a machine that slows down does so for both."""
+        found = [compare(*pair) for pair in zip(self.bare, self.served)]
+        return statistics.median(found), min(found), max(found)
+
 
 def main(words: Sequence[str] | None = None) -> int:
     args = _arguments(words)
@@ -99,22 +104,20 @@ def _measured(args: argparse.Namespace) -> tuple[Pair, Pair]:
 
 def table(first: Pair, all_s: Pair, n_streams: int, n_tokens: int) -> str:
     """first, all_s: seconds."""
-    (bare, served), (slow, fast) = first.medians(), (max(first.served), min(first.served))
-    rates = Pair(*([n_streams * n_tokens / s for s in each] for each in (all_s.bare, all_s.served)))
-    bare_rate, served_rate = rates.medians()
-    rows = [
-        ["median", "bare", "served", "difference", "served: least", "most"],
-        ["first token, ms", *(f"{1e3 * s:.2f}" for s in (bare, served, served - bare, fast, slow))],
+    n = n_streams * n_tokens
+    rates = Pair([n / s for s in all_s.bare], [n / s for s in all_s.served])
+    more = first.of_pairs(lambda bare, served: 1e3 * (served - bare))
+    less = rates.of_pairs(lambda bare, served: 100 * (served / bare - 1))
+    cells = [
+        ["", "bare", "served", "difference", "least", "most"],
+        ["first token, ms", *(f"{1e3 * s:.2f}" for s in first.medians()), *(f"{ms:+.2f} ms" for ms in more)],
         [
             f"{n_streams} answers of {n_tokens}, tokens/s",
-            f"{bare_rate:.1f}",
-            f"{served_rate:.1f}",
-            f"{100 * (served_rate / bare_rate - 1):+.1f} %",
-            f"{min(rates.served):.1f}",
-            f"{max(rates.served):.1f}",
+            *(f"{rate:.1f}" for rate in rates.medians()),
+            *(f"{percent:+.1f} %" for percent in less),
         ],
     ]
-    return markdown(rows)
+    return markdown(cells)
 
 
 # -- the client ------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 PING_S = 15.0  # a stream that says nothing for so long says that it lives: proxies cut others off
 PING = b": ping\n\n"
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def dumps(value: Any) -> bytes:
     """JSON in UTF-8.  Halves of surrogate pairs, which clients can send, become question marks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _encode(value).encode("utf-8", "replace")
 
 
 class JSON(Response):

@@ -30,7 +30,8 @@ from fastpath import engine as many
 from fastpath.media import Encoders
 from fastpath.talk.answers import Answers
 from fastpath.talk.events import Options, Said
-from fastpath.talk.worker import Ticket, Worker
+from fastpath.talk.post import Post
+from fastpath.talk.worker import Heard, Ticket, Worker
 from refimpl.batch import SoftTokens
 from refimpl.frontend.constraint import All, Constraint, MinTokens
 from refimpl.frontend.dialects import Media, media_of
@@ -96,6 +97,7 @@ class Exchange:
         self.context_len = worker.engine.lanes.context_len
         self.grammars = Grammars(self.tokenizer)
         self._kept = KeptAnswers()
+        self._post: Post | None = None
         self._lock = threading.Lock()  # of kept answers and kept grammars
 
     # Before an answer.
@@ -245,7 +247,13 @@ class Exchange:
         """The same in an event loop: the request is in the engine when this returns."""
         return Talk(self, prompt)
 
-    def _submit(self, prompt: Prompt, heard: Callable[[int, many.Event], None]) -> Ticket:
+    def post(self, loop: asyncio.AbstractEventLoop) -> Post:
+        """The one of this loop, which all its answers share."""
+        if self._post is None or self._post.loop is not loop:
+            self._post = Post(loop)
+        return self._post
+
+    def _submit(self, prompt: Prompt, heard: Heard, told: Callable[[], None] | None = None) -> Ticket:
         options, constraint = prompt.options, prompt.constraint
         assert options.max_tokens is not None
         requests = [
@@ -259,7 +267,7 @@ class Exchange:
             )
             for params in options.params.choices(options.n)
         ]
-        return self.worker.submit(requests, heard)
+        return self.worker.submit(requests, heard, told)
 
     def _leave(self, prompt: Prompt, answers: Answers, ticket: Ticket) -> None:
         if not answers.are_over:
@@ -275,25 +283,27 @@ class Talk:
     """The answers to one prompt, in an event loop: `async for said in talk`, and `leave` in any case."""
 
     def __init__(self, exchange: Exchange, prompt: Prompt):
-        loop = asyncio.get_running_loop()
-        self._heard: asyncio.Queue[tuple[int, many.Event]] = asyncio.Queue()
-
-        def hear(k: int, event: many.Event) -> None:
-            try:
-                loop.call_soon_threadsafe(self._heard.put_nowait, (k, event))
-            except RuntimeError:
-                pass  # the loop is closed: nobody listens
-
         self.prompt = prompt
         self._exchange, self._is_left = exchange, False
-        self._ticket = exchange._submit(prompt, hear)
+        self._heard: list[tuple[int, many.Event]] = []
+        self._news = asyncio.Event()
+        post = exchange.post(asyncio.get_running_loop())
+        self._ticket = exchange._submit(prompt, partial(post.put, self._hear), post.send)
         self._answers = Answers(exchange.tokenizer, prompt, self._ticket)
+
+    def _hear(self, k: int, event: many.Event) -> None:
+        self._heard.append((k, event))
+        self._news.set()
 
     async def __aiter__(self) -> AsyncIterator[Said]:
         try:
             while not self._answers.are_over:
-                for said in self._answers.push(*(await self._heard.get())):
-                    yield said
+                await self._news.wait()
+                self._news.clear()
+                heard, self._heard = self._heard, []
+                for k, event in heard:
+                    for said in self._answers.push(k, event):
+                        yield said
         finally:
             self.leave()
 

@@ -5,7 +5,8 @@
     ticket.cancel()                              # within one step; heard(k, Finished("abort")) still comes
     worker.close(timeout=10)
 
-A listener must be quick: all answers wait for it.
+A listener must be quick: all answers wait for it.  What is to be done once for all that a step has said, such
+as waking another thread, belongs into `submit(..., told=...)`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Ticket:
     worker: Worker
     requests: Sequence[Request]
     heard: Heard
+    told: Callable[[], None] | None
     ids: list[int | None]
     began: float
     is_cancelled: bool = False
@@ -102,14 +104,18 @@ class Worker:
             turns = 1 + n // max(1, self.engine.n_running)
             raise QueueFull(n, max(1, min(60, round(self._mean_s * turns))))
 
-    def submit(self, requests: Sequence[Request], heard: Heard) -> Ticket:
+    def submit(
+        self, requests: Sequence[Request], heard: Heard, told: Callable[[], None] | None = None
+    ) -> Ticket:
         """Answers to requests with one prompt: the others begin when the first has computed it.
+
+        told  called at the end of each step that said something of them; tickets with equal ones share a call
 
         Raises:
             ValueError: one can never be computed; says why
             QueueFull, Closing
         """
-        ticket = Ticket(self, tuple(requests), heard, [None] * len(requests), time.perf_counter())
+        ticket = Ticket(self, tuple(requests), heard, told, [None] * len(requests), time.perf_counter())
         with self._changed:
             self.check_room()
             self._add(ticket, 0)
@@ -173,8 +179,10 @@ class Worker:
             events = self.engine.step()
         except Exception as error:
             events = self._failed(error)
-        for event in events:
-            self._tell(event)
+        tickets = [self._tell(event) for event in events]
+        for told in dict.fromkeys(ticket.told for ticket in tickets if ticket is not None):
+            if told is not None:
+                told()
 
     def _failed(self, cause: Exception) -> list[Event]:
         """A step that failed takes all its requests along: none of them is waited for in vain."""
@@ -186,12 +194,12 @@ class Worker:
             self.engine.abort(id)
         return [Finished(id, "error", self.engine.usage(id), error) for id in ids]
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event) -> Ticket | None:
         last = event if isinstance(event, Finished) else None
         with self._changed:
             ticket, k = self._listeners.get(event.id, (None, 0))
             if ticket is None:
-                return  # it was told already that its step had failed
+                return None  # it was told already that its step had failed
             waiting = [j for j, id in enumerate(ticket.ids) if id is None] if k == 0 else []
             if last is not None:
                 del self._listeners[event.id]
@@ -205,6 +213,7 @@ class Worker:
         if last is not None:
             for j in waiting:
                 ticket.heard(j, replace(last, usage=Usage(last.usage.prompt)))
+        return ticket
 
     def _add(self, ticket: Ticket, k: int) -> None:
         id = ticket.ids[k] = self.engine.add(ticket.requests[k])
