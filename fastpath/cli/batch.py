@@ -21,7 +21,7 @@ from fastpath.cli.arguments import one_line
 from fastpath.cli.batch_line import Asked, Line, Reader, lines_of
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import MANY, open_engine, open_model, prepare, say
-from fastpath.engine import Engine, Token, Usage
+from fastpath.engine import Engine, Finished, Token, Usage
 from fastpath.kv.geometry import cache_bytes
 from fastpath.lanes import default_chunk
 from fastpath.load import Model
@@ -273,9 +273,9 @@ class Batch:
             pending = self._running.get(event.id)
             if pending is None:
                 continue  # a stop string ended it
-            if not isinstance(event, Token):
+            if isinstance(event, Finished):
                 self._end(event.id, event.reason, event.usage, event.error)
-            elif pending.push(event.token):
+            elif isinstance(event, Token) and pending.push(event.token):
                 self.engine.abort(event.id)
                 self._end(event.id, "stop", self.engine.usage(event.id))
 

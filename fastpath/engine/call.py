@@ -10,7 +10,7 @@ import numpy as np
 from fastpath.engine.request import Reason, Record
 from fastpath.lanes import Lanes, rows_not_finite
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
-from refimpl.frontend.sampling import Logprob, logprob_of, sample
+from refimpl.frontend.sampling import Logprob, logprob_of, prompt_logprobs, sample
 
 Who = Sequence[tuple[Record, int]]  # requests, and by how many tokens each goes on
 
@@ -20,6 +20,9 @@ class Outcome:
     """What a call made of one request. It says what is to be, so that writing it down twice does no harm.
 
     n_known  ids before the call; token: the one more that there is now
+    n_first  of them, how many were computed before it
+    read     of the prompt's tokens from n_first on, as far as the call's rows say it, if the request wants it;
+             in place of the first of them, which no row of this call predicts, None
     """
 
     record: Record
@@ -30,10 +33,12 @@ class Outcome:
     logprob: Logprob | None = None
     reason: Reason | None = None
     error: Exception | None = None
+    n_first: int = 0
+    read: Sequence[Logprob | None] = ()
 
 
 def batch_of(who: Who) -> Batch:
-    """Logits are wanted of those who have no more to compute."""
+    """Logits are wanted of those who have no more to compute, and of prompts that are to be read."""
     if all(r.task.pending == 1 and (r.n_answer or not r.soft) for r, _ in who):
         return _rows([record for record, _ in who])
     pieces: list[tuple[int, int, list[int], LogitRows]] = []
@@ -41,29 +46,41 @@ def batch_of(who: Who) -> Batch:
     for record, n in who:
         task = record.task
         ids = record.ids[task.n_done : task.n_done + n]
-        pieces.append((task.lane, task.n_done, ids, "last" if n == task.pending else "none"))
+        rows: LogitRows = "all" if record.wants_prompt_rows else "last" if n == task.pending else "none"
+        pieces.append((task.lane, task.n_done, ids, rows))
         if record.soft:
             soft[task.lane] = record.soft
     return make_batch(pieces, soft)
 
 
 def outcomes_of(who: Who, logits: np.ndarray, lanes: Lanes) -> list[Outcome]:
-    """logits f32[M, V]: of those who have no more to compute, in their order. Changes nothing."""
+    """logits f32[M, V]: of those who `batch_of` says it of, in their order. Changes nothing."""
     suppress = lanes.model.tokenizer.suppress_ids
-    broken = set(rows_not_finite(logits))
+    broken = rows_not_finite(logits)
     outcomes, row = [], 0
     for record, n in who:
         task, n_known = record.task, len(record.ids)
-        if n < task.pending:
-            outcomes.append(Outcome(record, task.n_done + n, n_known))
-            continue
-        if row in broken:
+        n_rows = n if record.wants_prompt_rows else int(n == task.pending)
+        rows, row = logits[row : row + n_rows], row + n_rows
+        if any(row - n_rows <= k < row for k in broken):
             error: Exception = lanes.not_finite(record.ids, record.soft)
             outcomes.append(Outcome(record, task.n_done, n_known, reason="error", error=error))
+            continue
+        if n == task.pending:
+            made = _drawn(record, rows[-1], suppress)
         else:
-            outcomes.append(_drawn(record, logits[row], suppress))
-        row += 1
+            made = Outcome(record, task.n_done + n, n_known)
+        if record.wants_prompt_rows:
+            made = replace(made, n_first=task.n_done, read=_read(record, n, rows))
+        outcomes.append(made)
     return outcomes
+
+
+def _read(record: Record, n: int, rows: np.ndarray) -> Sequence[Logprob | None]:
+    """Of the prompt's tokens that these rows predict, with None in front."""
+    first = record.task.n_done
+    ids = record.ids[first : min(first + n + 1, record.n_prompt)]
+    return prompt_logprobs(rows[: len(ids)], ids, record.request.n_prompt_logprobs or 0)
 
 
 def _drawn(record: Record, logits: np.ndarray, suppress: tuple[int, ...]) -> Outcome:

@@ -29,6 +29,11 @@ def check_request(request: Request, lanes: Lanes) -> None:
         raise ValueError(
             f"params {request.params!r}, expected SamplingParams. Leave it out for greedy answers"
         )
+    if request.n_prompt_logprobs is not None and request.soft:
+        raise ValueError(
+            "log-probabilities of a prompt with images or sounds, expected one of words alone: nothing says how "
+            "likely a picture is. Leave them out"
+        )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)
     lanes.check_cuts(n, request.soft)

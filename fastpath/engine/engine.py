@@ -23,7 +23,17 @@ import numpy as np
 
 from fastpath.engine.call import Outcome, accepted, batch_of, outcomes_of
 from fastpath.engine.checks import check_pages, check_request
-from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
+from fastpath.engine.request import (
+    Event,
+    Finished,
+    PromptRead,
+    Reason,
+    Record,
+    Request,
+    Result,
+    Token,
+    Usage,
+)
 from fastpath.engine.scheduler import NOWHERE, Plan, Scheduler, Task
 from fastpath.engine.store import Store
 from fastpath.kv.budget import full_and_spare, share_out
@@ -32,7 +42,8 @@ from fastpath.lanes import Lanes, NotFiniteError
 
 Progress = Callable[[int, int], None]
 KEPT_RESULTS, KEPT_TOKENS = 1000, 1 << 20  # of the latest requests that are finished
-LAST = 1 << 62  # index of an event behind all tokens
+READ, LAST = -1, 1 << 62  # indices of events before and behind all tokens
+LOGITS_BYTES = 1 << 27  # most bytes of logits of prompts that are read, in a call
 
 
 class Engine:
@@ -86,7 +97,7 @@ class Engine:
         )
         check_pages(self.lanes.cache.geometry)
         self._store = Store(self.lanes, self._record_of, prefix_cache=prefix_cache)
-        self._scheduler = Scheduler(self._store, n_seqs, self.lanes.chunk)
+        self._scheduler = self._new_scheduler(n_seqs)
         self._stepping = threading.Lock()  # whoever has it may touch scheduler, store and lanes
         self._moved = threading.Condition()  # and its lock, for what other threads look at: all that follows
         self._live: dict[int, Record] = {}
@@ -113,7 +124,8 @@ class Engine:
         most = min(len(ids) + request.max_tokens, self.lanes.context_len + 1)  # the last is not fed back
         with self._moved:
             n = self._n_added
-            task = Task(n, len(ids), most, request.soft, self.lanes.whole_images)
+            is_read = request.n_prompt_logprobs is not None
+            task = Task(n, len(ids), most, request.soft, self.lanes.whole_images, is_read=is_read)
             record = Record(n, request, ids, frozenset(ends), task, Usage(len(ids)), time.perf_counter())
             self._live[n] = record
             self._arrived.append(record)
@@ -310,6 +322,8 @@ class Engine:
     def _tell(self, each: Outcome) -> None:
         """What others see of it. Doing it again changes nothing."""
         record = each.record
+        if each.read:
+            self._note_read(record, each)
         if each.token is not None:
             record.ids[each.n_known :] = [each.token]
             record.usage.generated = record.n_answer
@@ -320,6 +334,14 @@ class Engine:
                     self._events.setdefault(record.id, {})[index] = event
         if each.reason is not None:
             self._end(record, each.reason, each.error)
+
+    def _note_read(self, record: Record, each: Outcome) -> None:
+        known = record.prompt_logprobs[: each.n_first + 1] or [None]
+        record.prompt_logprobs = [*known, *each.read[1:]]
+        if len(record.prompt_logprobs) == record.n_prompt and not record.is_streamed:
+            with self._moved:
+                event = PromptRead(record.id, tuple(record.prompt_logprobs))
+                self._events.setdefault(record.id, {})[READ] = event
 
     def _end(self, record: Record, reason: Reason, error: Exception | None = None) -> None:
         with self._moved:
@@ -378,7 +400,7 @@ class Engine:
             self._tell(accepted(each))
         self._made = ()
         self._store.clear()
-        self._scheduler = Scheduler(self._store, self._scheduler.n_seqs, self.lanes.chunk)
+        self._scheduler = self._new_scheduler(self._scheduler.n_seqs)
         with self._moved:
             self._arrived.clear()
             for record in self._live.values():
@@ -386,6 +408,10 @@ class Engine:
                 task.lane, task.n_done, task.n_tokens = NOWHERE, 0, len(record.ids)
                 self._scheduler.add(task)
         self._in_books = False
+
+    def _new_scheduler(self, n_seqs: int) -> Scheduler:
+        rows = max(1, LOGITS_BYTES // (4 * self.lanes.model.config.vocab_size))
+        return Scheduler(self._store, n_seqs, self.lanes.chunk, rows=rows)
 
     def _record_of(self, task: Task) -> Record:
         return self._live[task.id]

@@ -29,6 +29,8 @@ class Request:
     want_logits  every Token event carries the row that it was drawn from
     constraint   what may come next; it is told every token of the answer, so each request has one of its own
     n_logprobs   every Token event says how likely the model found it, and so many likeliest ones; None: not
+    n_prompt_logprobs  the same of the prompt's tokens, in a PromptRead event before the first Token; None: not.
+                 Such a prompt is computed anew: rows of what the prefix cache holds are nowhere
     """
 
     prompt_ids: Sequence[int]
@@ -39,6 +41,7 @@ class Request:
     want_logits: bool = False
     constraint: Constraint | None = None
     n_logprobs: int | None = None
+    n_prompt_logprobs: int | None = None
 
 
 @dataclass
@@ -85,6 +88,14 @@ class Token:
 
 
 @dataclass(frozen=True)
+class PromptRead:
+    """How likely the model found each token of the prompt; None for the first, which nothing predicts."""
+
+    id: int
+    logprobs: tuple[Logprob | None, ...]
+
+
+@dataclass(frozen=True)
 class Finished:
     """The last event of a request. error: what went wrong, for the reason "error"."""
 
@@ -94,7 +105,7 @@ class Finished:
     error: Exception | None = None
 
 
-Event = Token | Finished
+Event = Token | PromptRead | Finished
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ class Result:
     reason: Reason | None
     usage: Usage
     error: Exception | None = None
+    prompt_logprobs: tuple[Logprob | None, ...] = ()
 
 
 @dataclass(eq=False)
@@ -115,6 +127,7 @@ class Record:
     n_computed  of them, at most: later preemptions took it away again
     is_sound  False: it met NaN, and nothing of it may serve others
     n_accepted  tokens of the answer that the constraint was told
+    prompt_logprobs  of the prompt's first tokens, if the request wants them: as far as it was computed once
     """
 
     id: int
@@ -131,6 +144,12 @@ class Record:
     is_sound: bool = True
     is_streamed: bool = False
     n_accepted: int = 0
+    prompt_logprobs: list[Logprob | None] = field(default_factory=list)
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        wanted = self.request.n_prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.n_prompt
 
     @property
     def soft(self) -> Sequence[SoftTokens]:
@@ -145,4 +164,5 @@ class Record:
         return len(self.ids) - self.n_prompt
 
     def result(self) -> Result:
-        return Result(tuple(self.ids[self.n_prompt :]), self.reason, self.usage, self.error)
+        tokens = tuple(self.ids[self.n_prompt :])
+        return Result(tokens, self.reason, self.usage, self.error, tuple(self.prompt_logprobs))

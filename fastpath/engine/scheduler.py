@@ -33,6 +33,7 @@ class Task:
     lane      where it is in the cache
     soft      its images; where `whole`, a chunk never ends inside one
     stops     places where a chunk has to end, ascending: the prefix tree wants to keep what is before
+    is_read   logits of all that it computes are wanted, and not of its last token alone
     """
 
     id: int
@@ -41,6 +42,7 @@ class Task:
     soft: Sequence[SoftTokens] = ()
     whole: bool = False
     stops: Sequence[int] = ()
+    is_read: bool = False
     n_done: int = 0
     lane: int = NOWHERE
 
@@ -95,10 +97,14 @@ class Plan:
 
 
 class Scheduler:
-    """`n_seqs` tasks run at most; `chunk` prompt tokens in a call at most, `small` while anybody decodes."""
+    """`n_seqs` tasks run at most; `chunk` prompt tokens in a call at most, `small` while anybody decodes,
+    `rows` of those that are read."""
 
-    def __init__(self, memory: Memory, n_seqs: int, chunk: int, small: int = SMALL_CHUNK):
+    def __init__(
+        self, memory: Memory, n_seqs: int, chunk: int, small: int = SMALL_CHUNK, rows: int | None = None
+    ):
         self.memory, self.n_seqs, self.chunk, self.small = memory, n_seqs, chunk, min(small, chunk)
+        self.rows = rows or chunk
         self.waiting: OrderedDict[Task, None] = OrderedDict()  # a queue that anybody may leave at once
         self.running: list[Task] = []  # in the order of arrival, as is `waiting`
         self._wait = 0  # plans until the first in the queue is looked at again
@@ -163,7 +169,8 @@ class Scheduler:
     def _choose(self) -> Parts:
         rows = [(task, 1) for task in self.running if task.pending == 1]
         prompts = [task for task in self.running if task.pending > 1]
-        return rows + _share(prompts, self.small if rows else self.chunk) if prompts else rows
+        budget = self.small if rows else self.chunk
+        return rows + _share(prompts, budget, self.rows) if prompts else rows
 
 
 def _soon(task: Task) -> int:
@@ -171,7 +178,7 @@ def _soon(task: Task) -> int:
     return min(task.most, task.n_tokens + HEADROOM) - task.n_done
 
 
-def _share(prompts: Sequence[Task], budget: int) -> Parts:
+def _share(prompts: Sequence[Task], budget: int, rows: int) -> Parts:
     """Half of the budget is the oldest prompt's, so that it gets done; the other half goes to those with the
     least to do, so that short ones do not stand behind a long one. What one cannot use, others may.
     """
@@ -183,7 +190,13 @@ def _share(prompts: Sequence[Task], budget: int) -> Parts:
         if left == 0:
             break
         others_want = sum(t.pending for t in others) if task is oldest else 0
-        n = task.chunk(max(1, left - min(left // 2, others_want)))
+        most = max(1, left - min(left // 2, others_want))
+        if task.is_read:
+            most = min(most, rows)
+            if not most:
+                continue
+        n = task.chunk(most)
+        rows -= n if task.is_read else 0
         if n <= left or not parts:  # an image larger than what is left has a call's prompt tokens for itself
             parts.append((task, n))
             left = max(0, left - n)

@@ -53,7 +53,10 @@ class Store:
             return
         record = self._record_of(task)
         key = self._key(record, len(record.ids))
-        hit = self.tree.match(key[:-1])  # the last token is computed: its logits are wanted
+        most = len(key) - 1  # the last token is computed: its logits are wanted
+        if record.wants_prompt_rows:
+            most = max(0, len(record.prompt_logprobs) - 1)  # and here those of all that was not read
+        hit = self.tree.match(key[:most])
         if hit.n:
             self.cache.adopt(task.lane, hit.n, hit.pages)
         task.n_done, task.stops = hit.n, self.tree.places(hit.n, key, hit.wanted)

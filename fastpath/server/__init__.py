@@ -1,2 +1,2 @@
-"""The model behind HTTP: app.py puts it together, openai.py, responses.py, anthropic.py and ollama.py speak
-to clients, service.py is what they share."""
+"""The model behind HTTP: app.py puts it together; openai.py, completions.py, responses.py, anthropic.py and
+ollama.py speak to clients, service.py is what they share."""

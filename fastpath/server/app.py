@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp
 
-from fastpath.server import anthropic, ollama, openai, operations, responses
+from fastpath.server import anthropic, completions, ollama, openai, operations, responses
 from fastpath.server.errors import ApiError, response
 from fastpath.server.limits import Guard
 from fastpath.server.service import Service
@@ -31,7 +31,7 @@ def create_app(service: Service) -> ASGIApp:
         await service.in_thread(service.exchange.worker.close, DRAIN_S)
 
     app = FastAPI(title="Twinpath", lifespan=lifespan, docs_url=None, redoc_url=None)
-    for module in (openai, responses, anthropic, ollama, operations):
+    for module in (openai, completions, responses, anthropic, ollama, operations):
         app.include_router(module.router(service))
 
     text = PAGE.read_text(encoding="utf-8")

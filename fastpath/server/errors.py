@@ -66,7 +66,7 @@ def api_error(error: BaseException) -> ApiError:
         return _invalid(error)
     if isinstance(error, ContextOverflow):
         more = {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}
-        return ApiError(400, str(error), field="messages", code="context_length_exceeded", more=more)
+        return ApiError(400, str(error), field=error.field, code="context_length_exceeded", more=more)
     if isinstance(error, QueueFull):
         wait = {"Retry-After": str(error.retry_after)}
         return ApiError(429, str(error), code="queue_full", headers=wait)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
@@ -14,11 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastpath.server.errors import ApiError, response
+from fastpath.server.logs import REQUEST, note
 from fastpath.server.service import Settings
 
 OPEN = ("/", "/health")  # paths that need no key: a page without secrets, and a sign of life
 _ALLOWED_METHODS = b"GET, POST, OPTIONS"
-log = logging.getLogger("twinpath.server")
 
 
 class Guard:
@@ -33,6 +31,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         began, id, status = time.perf_counter(), token_hex(8), 0
+        REQUEST.set(id)
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -47,8 +46,7 @@ class Guard:
             await self._guarded(scope, headers, receive, sent)
         finally:
             took = round(1e3 * (time.perf_counter() - began), 1)
-            entry = {"id": id, "method": scope["method"], "path": scope["path"][:200], "status": status}
-            log.info("%s", json.dumps(entry | {"ms": took}))
+            note(method=scope["method"], path=scope["path"][:200], status=status, ms=took)
 
     async def _guarded(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:

@@ -211,7 +211,7 @@ def _generate(service: Service, asked: GenerateRequest) -> Prompt:
     message: dict[str, Any] = {"role": "user", "content": asked.prompt}
     message |= {"images": asked.images} if asked.images else {}
     system = [{"role": "system", "content": asked.system}] if asked.system else []
-    return service.chat(ollama_messages([*system, message]), options)
+    return service.chat(ollama_messages([*system, message]), options, "prompt")
 
 
 # -- answers ---------------------------------------------------------------------------------------

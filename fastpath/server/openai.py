@@ -1,4 +1,4 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions (responses.py has /v1/responses)."""
+"""OpenAI's API: /v1/models, /v1/chat/completions (completions.py and responses.py have the others)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pydantic import Field
 from fastpath.server.errors import ApiError, shape
 from fastpath.server.service import MAX_CHOICES, Answer, Fields, Service, body_schema, stops_of
 from fastpath.server.streams import JSON, sse
-from fastpath.talk.events import Call, Finish, Options, Said, Text, Thought
-from fastpath.talk.exchange import Prompt
+from fastpath.talk.events import Call, Finish, Options, PromptLogprobs, Said, Text, Thought
 from refimpl.frontend import grammar as forms
 from refimpl.frontend.dialects import openai_choice
 from refimpl.frontend.sampling import Logprob
@@ -45,6 +44,7 @@ class Sampled(Fields):
     logit_bias: dict[int, float] | None = None
     regex: str | None = None
     grammar: str | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
 
     def sampling(self) -> dict[str, Any]:
         """For `Service.params`."""
@@ -58,6 +58,13 @@ class Sampled(Fields):
     @property
     def wants_usage(self) -> bool:
         return bool((self.stream_options or {}).get("include_usage"))
+
+    def check_prompt_logprobs(self) -> None:
+        if self.prompt_logprobs is not None and self.stream:
+            message = (
+                "prompt_logprobs: not in a stream, as in vLLM, whose field this is. Leave out one of the two"
+            )
+            raise ApiError(400, message, field="prompt_logprobs")
 
     def form(self) -> forms.Grammar | None:
         """What OpenAI's API does not have: `regex`, and `grammar` in the syntax of llama.cpp or Lark."""
@@ -83,14 +90,6 @@ class ChatRequest(Sampled):
     continue_final_message: bool = False
 
 
-class CompletionRequest(Sampled):
-    prompt: str | list[str] | list[int] | list[list[int]] = ""
-    max_tokens: int | None = 16
-    echo: bool = False
-    suffix: str | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
-
-
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"])
 
@@ -110,18 +109,9 @@ def router(service: Service) -> APIRouter:
     async def chat(request: Request) -> Response:
         asked = await service.read(request, ChatRequest)
         prompt = await service.prepared(lambda: service.chat(asked.messages, chat_options(service, asked)))
-        answer = _ChatAnswer(service, asked.wants_usage)
+        answer = _ChatAnswer(service, asked)
         if asked.stream:
-            return service.streamed(prompt, answer.frames, _failed)
-        return await service.whole(request, prompt, answer.whole)
-
-    @routes.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
-    async def completions(request: Request) -> Response:
-        asked = await service.read(request, CompletionRequest)
-        prompt = await service.prepared(lambda: _raw(service, asked))
-        answer = _RawAnswer(service, asked.wants_usage, prompt, asked.echo)
-        if asked.stream:
-            return service.streamed(prompt, answer.frames, _failed)
+            return service.streamed(prompt, answer.frames, failed)
         return await service.whole(request, prompt, answer.whole)
 
     return routes
@@ -139,7 +129,8 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def _failed(error: ApiError) -> bytes:
+def failed(error: ApiError) -> bytes:
+    """An error in the middle of a stream."""
     return sse(shape("/v1/", error))
 
 
@@ -147,6 +138,7 @@ def _failed(error: ApiError) -> bytes:
 
 
 def chat_options(service: Service, asked: ChatRequest) -> Options:
+    asked.check_prompt_logprobs()
     template = dict(asked.chat_template_kwargs or {})
     thinking = template.pop("enable_thinking", asked.reasoning_effort not in (None, "none"))
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
@@ -163,6 +155,7 @@ def chat_options(service: Service, asked: ChatRequest) -> Options:
         schema=schema_of(asked.response_format, "response_format"),
         grammar=asked.form(),
         n_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        n_prompt_logprobs=asked.prompt_logprobs,
         continue_final=asked.continue_final_message,
         template=template,
     )
@@ -187,39 +180,16 @@ def schema_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, Any] |
     raise ApiError(400, message, field=f"{field}.type")
 
 
-def _raw(service: Service, asked: CompletionRequest) -> Prompt:
-    if asked.suffix:
-        raise ApiError(
-            400, "suffix: this model writes on, and fills nothing in. Leave it out", field="suffix"
-        )
-    prompt: Any = asked.prompt
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            message = f"prompt: {len(prompt)} prompts, expected one. Send each in a request of its own"
-            raise ApiError(400, message, field="prompt")
-        [prompt] = prompt
-    options = Options(
-        params=service.params(**asked.sampling()),
-        max_tokens=service.limit(asked.max_tokens),
-        min_tokens=asked.min_tokens,
-        n=asked.n,
-        stops=stops_of(asked.stop),
-        grammar=asked.form(),
-        n_logprobs=asked.logprobs,
-    )
-    return service.exchange.prepare_raw(prompt, options)
-
-
 # -- answers ---------------------------------------------------------------------------------------
 
 
 class _ChatAnswer:
     """One answer of the chat API."""
 
-    def __init__(self, service: Service, wants_usage: bool):
+    def __init__(self, service: Service, asked: ChatRequest):
         self._name, self._tokenizer = service.settings.name, service.exchange.tokenizer
         self._id, self._created = f"chatcmpl-{token_hex(12)}", int(time.time())
-        self._wants_usage = wants_usage
+        self._wants_usage, self._n_read = asked.wants_usage, asked.prompt_logprobs
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = []
@@ -234,11 +204,11 @@ class _ChatAnswer:
             choice = {"index": answer.choice, "message": message, "finish_reason": answer.end.reason}
             choices.append(choice | {"logprobs": self._logprobs(answer.logprobs)})
         ends = [answer.end for answer in answers]
-        return self._head("chat.completion") | {
-            "choices": choices,
-            "usage": usage_of(ends),
-            "timings": timings(ends),
-        }
+        made: dict[str, Any] = {"choices": choices, "usage": usage_of(ends), "timings": timings(ends)}
+        if self._n_read is not None:
+            found = answers[0].prompt_logprobs
+            made["prompt_logprobs"] = prompt_logprobs_of(self._tokenizer, found, self._n_read)
+        return self._head("chat.completion") | made
 
     async def frames(self, events: AsyncIterator[Said]) -> AsyncIterator[bytes]:
         ends: list[Finish] = []
@@ -253,7 +223,7 @@ class _ChatAnswer:
                 yield self._chunk(said.choice, {"content": said.text}, logprobs=said.logprobs)
             elif isinstance(said, Call):
                 yield self._chunk(said.choice, {"tool_calls": [{"index": said.index, **_call(said)}]})
-            else:
+            elif not isinstance(said, PromptLogprobs):
                 ends.append(said)
                 rest = () if said.stop_string else said.logprobs
                 yield self._chunk(said.choice, {}, said.reason, rest)
@@ -296,15 +266,35 @@ def logprob_of(tokenizer: Tokenizer, found: Logprob) -> dict[str, Any]:
     return one(found.token, found.logprob) | {"top_logprobs": [one(*pair) for pair in found.top]}
 
 
-def usage_of(ends: Sequence[Finish]) -> dict[str, Any]:
-    """Of all answers to one prompt."""
+def prompt_logprobs_of(
+    tokenizer: Tokenizer, found: Sequence[Logprob | None], n_top: int
+) -> list[dict[str, Any] | None]:
+    """The tokens of a prompt and the likeliest ones at their places, as vLLM writes them."""
+
+    def one(token: int, value: float, rank: int) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return {"logprob": value, "rank": rank, "decoded_token": text}
+
+    listed: list[dict[str, Any] | None] = []
+    for each in found:
+        if each is None:
+            listed.append(None)
+            continue
+        top = {str(token): one(token, value, k + 1) for k, (token, value) in enumerate(each.top[:n_top])}
+        listed.append({str(each.token): one(each.token, each.logprob, each.rank)} | top)
+    return listed
+
+
+def usage_of(ends: Sequence[Finish], n: int = MAX_CHOICES) -> dict[str, Any]:
+    """Of all answers. n: to each prompt; the first one's usage says what its prompt was."""
     usages = [end.usage for end in ends]
-    prompt, generated = usages[0].prompt, sum(usage.generated for usage in usages)
+    firsts = {end.choice // n: end.usage for end in sorted(ends, key=lambda end: -end.choice)}.values()
+    prompt, generated = sum(usage.prompt for usage in firsts), sum(usage.generated for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached},
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in firsts)},
         "completion_tokens_details": {"reasoning_tokens": sum(usage.thought for usage in usages)},
     }
 
@@ -319,71 +309,3 @@ def timings(ends: Sequence[Finish]) -> dict[str, float]:
         "predicted_ms": 1e3 * usage.decode_s,
         "predicted_per_second": usage.per_second,
     }
-
-
-class _RawAnswer:
-    """One answer of the API for raw prompts."""
-
-    def __init__(self, service: Service, wants_usage: bool, prompt: Prompt, echo: bool):
-        self._name, self._tokenizer = service.settings.name, service.exchange.tokenizer
-        self._id, self._created = f"cmpl-{token_hex(12)}", int(time.time())
-        self._wants_usage = wants_usage
-        bos = self._tokenizer.bos_id
-        ids = [i for k, i in enumerate(prompt.ids) if k or i != bos]
-        self._echo = self._tokenizer.decode(ids) if echo else ""
-
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        ends = [answer.end for answer in answers]
-        choices = [
-            self._choice(each.choice, self._echo + each.text, each.end.reason, each.logprobs)
-            for each in answers
-        ]
-        return self._head() | {"choices": choices, "usage": usage_of(ends), "timings": timings(ends)}
-
-    async def frames(self, events: AsyncIterator[Said]) -> AsyncIterator[bytes]:
-        ends: list[Finish] = []
-        begun: set[int] = set()
-        async for said in events:
-            if said.choice not in begun and self._echo:
-                yield self._chunk(self._choice(said.choice, self._echo, None, ()))
-            begun.add(said.choice)
-            if isinstance(said, Text):
-                yield self._chunk(self._choice(said.choice, said.text, None, said.logprobs))
-            elif isinstance(said, Finish):
-                ends.append(said)
-                yield self._chunk(self._choice(said.choice, "", said.reason, ()))
-        if self._wants_usage:
-            yield sse(self._head() | {"choices": [], "usage": usage_of(ends), "timings": timings(ends)})
-        yield DONE
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._name,
-        }
-
-    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
-        return sse(self._head() | {"choices": [choice]})
-
-    def _choice(self, k: int, text: str, reason: str | None, logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        return {
-            "index": k,
-            "text": text,
-            "finish_reason": reason,
-            "logprobs": self._logprobs(logprobs) if logprobs else None,
-        }
-
-    def _logprobs(self, found: Sequence[Logprob]) -> dict[str, Any]:
-        def word(token: int) -> str:
-            return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-        words = [word(each.token) for each in found]
-        offsets = [len(self._echo) + sum(map(len, words[:k])) for k in range(len(words))]
-        return {
-            "tokens": words,
-            "token_logprobs": [each.logprob for each in found],
-            "top_logprobs": [{word(token): value for token, value in each.top} for each in found],
-            "text_offset": offsets,
-        }

@@ -68,7 +68,7 @@ def _prompt(service: Service, asked: ResponsesRequest) -> Prompt:
         thinking=effort not in (None, "none"),
         schema=schema_of((asked.text or {}).get("format"), "text.format"),
     )
-    return service.chat(responses_messages(asked.input, asked.instructions), options)
+    return service.chat(responses_messages(asked.input, asked.instructions), options, "input")
 
 
 class _Response:
@@ -142,7 +142,7 @@ class _Response:
             elif isinstance(said, Call):
                 for frame in [*self._closed(), *self._called(said)]:
                     yield frame
-            else:
+            elif isinstance(said, Finish):
                 if not self._output and self._open is None:
                     for frame in self._text(_message(""), ""):
                         yield frame

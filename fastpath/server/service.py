@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,17 +16,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastpath.server.errors import ApiError, api_error
+from fastpath.server.logs import log, note
 from fastpath.server.metrics import Metrics
 from fastpath.server.streams import JSON, Streamed, unless_gone
-from fastpath.talk.events import Finish, Options, Said, Text, Thought
-from fastpath.talk.exchange import Exchange, Fetch, Prompt, Talk
+from fastpath.talk.events import Finish, Options, PromptLogprobs, Said, Text, Thought
+from fastpath.talk.exchange import ContextOverflow, Exchange, Fetch, Prompt, Talk
+from fastpath.talk.several import Several
 from refimpl.frontend.sampling import SamplingParams
 
 Body = TypeVar("Body", bound=BaseModel)
+Made = TypeVar("Made", bound="Prompt | list[Prompt]")
 PREPARING = 4  # requests whose prompts are made at the same time
 MAX_CHOICES = 16
+MAX_PROMPTS = 64  # of one request
 MAX_STOPS = 64
-log = logging.getLogger("twinpath.server")
 
 
 class Fields(BaseModel):
@@ -47,7 +49,7 @@ class Settings:
     origins      web pages of other places that may ask
     hosts        names of this server that requests may use; None: any
     fetch        gets media that lie at a URL; None: such media are refused
-    log_prompts  prompts and answers stand in the log
+    log_prompts  the texts of prompts and answers stand in the log; without it nothing of them does
     """
 
     name: str
@@ -85,15 +87,17 @@ class Service:
         """The body of a request, whatever it says of its type: it is JSON."""
         return await self.in_thread(kind.model_validate_json, await request.body() or b"{}")
 
-    async def prepared(self, make: Callable[[], Prompt]) -> Prompt:
-        """A prompt, made in a thread.  There may be no room for it: this is said before the work."""
+    async def prepared(self, make: Callable[[], Made]) -> Made:
+        """A prompt or several, made in a thread.  There may be no room for it: this is said before the work."""
         self.exchange.worker.check_room()
         return await self.in_thread(make)
 
-    def chat(self, messages: Any, options: Options) -> Prompt:
-        if not isinstance(messages, list):
-            raise ApiError(400, "messages: expected a list", field="messages")
-        return self.exchange.prepare(messages, options, self.settings.fetch)
+    def chat(self, messages: Any, options: Options, where: str = "messages") -> Prompt:
+        """where: the field that the conversation came in."""
+        try:
+            return self.exchange.prepare(messages, options, self.settings.fetch)
+        except ContextOverflow as error:
+            raise ContextOverflow(error.n_prompt, error.n_context, where) from None
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling as asked for; what was not said is what the server was started with."""
@@ -103,33 +107,45 @@ class Service:
             said["seed"] += 1 << 64  # clients send -1 and other signed numbers
         return replace(self.settings.sampling, **said)
 
-    def limit(self, max_tokens: int | None) -> int | None:
+    def limit(self, max_tokens: int | None, least: int = 1, field: str = "max_tokens") -> int | None:
         if max_tokens is None:
             return self.settings.max_tokens
-        if max_tokens < 1:
-            raise ApiError(400, f"max_tokens: {max_tokens}, expected at least 1", field="max_tokens")
+        if max_tokens < least:
+            raise ApiError(400, f"{field}: {max_tokens}, expected at least {least}", field=field)
         return max_tokens
 
     # From a prompt to a response.
 
-    async def whole(self, request: Request, prompt: Prompt, make: Callable[[list[Answer]], Any]) -> Response:
+    async def whole(
+        self, request: Request, prompt: Prompt | list[Prompt], make: Callable[[list[Answer]], Any]
+    ) -> Response:
         """All answers at once."""
-        talk = self.exchange.begin(prompt)
+        talk = self._begun(prompt)
+        prompts = prompt if isinstance(prompt, list) else [prompt]
         try:
-            answers = await unless_gone(request, self._collected(talk, prompt))
+            n = sum(each.options.n for each in prompts)
+            answers = await unless_gone(request, self._collected(talk, n))
         finally:
             talk.leave()
         return JSON(make(answers))
 
-    async def _collected(self, talk: Talk, prompt: Prompt) -> list[Answer]:
-        answers = [Answer(k) for k in range(prompt.options.n)]
+    def _begun(self, prompt: Prompt | list[Prompt]) -> Talk | Several:
+        if self.settings.log_prompts:
+            for each in prompt if isinstance(prompt, list) else [prompt]:
+                note(prompt=self.exchange.tokenizer.decode(each.ids))
+        if isinstance(prompt, list):
+            return Several(self.exchange, prompt)
+        return self.exchange.begin(prompt)
+
+    async def _collected(self, talk: Talk | Several, n: int) -> list[Answer]:
+        answers = [Answer(k) for k in range(n)]
         async for said in self._watched(talk):
             answers[said.choice].add(said)
         return answers
 
     def streamed(
         self,
-        prompt: Prompt,
+        prompt: Prompt | list[Prompt],
         frames: Callable[[AsyncIterator[Said]], AsyncIterator[bytes]],
         failed: Callable[[ApiError], bytes],
         media_type: str = "text/event-stream",
@@ -139,7 +155,7 @@ class Service:
         frames  what the API writes of the events
         failed  what it writes of an error in the middle of them
         """
-        talk = self.exchange.begin(prompt)
+        talk = self._begun(prompt)
         ping = {} if media_type == "text/event-stream" else {"ping": b""}
         return Streamed(self._safe(frames(self._watched(talk)), failed), talk.leave, media_type, **ping)
 
@@ -152,12 +168,14 @@ class Service:
         except Exception as error:
             yield failed(self.told(error))
 
-    async def _watched(self, talk: Talk) -> AsyncIterator[Said]:
+    async def _watched(self, talk: Talk | Several) -> AsyncIterator[Said]:
         last = None
         async for said in talk:
             now = time.perf_counter()
             if isinstance(said, Finish):
                 self.metrics.finished(said)
+                if self.settings.log_prompts:
+                    note(choice=said.choice, answer=said.message, reason=said.reason)
                 if said.reason == "abort":
                     raise ApiError(503, "the answer was given up, as the server is shutting down")
             elif isinstance(said, Thought | Text):
@@ -187,6 +205,7 @@ class Answer:
     text: str = ""
     calls: list[Any] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: Sequence[Any] = ()
     finish: Finish | None = None
 
     def add(self, said: Said) -> None:
@@ -195,6 +214,8 @@ class Answer:
         elif isinstance(said, Text):
             self.text += said.text
             self.logprobs += said.logprobs
+        elif isinstance(said, PromptLogprobs):
+            self.prompt_logprobs = said.found
         elif isinstance(said, Finish):
             self.finish = said
             if not said.stop_string:

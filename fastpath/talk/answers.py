@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fastpath import engine as many
-from fastpath.talk.events import Call, Finish, Said, Text, Thought, Usage
+from fastpath.talk.events import Call, Finish, PromptLogprobs, Said, Text, Thought, Usage
 from refimpl.frontend.messages import Message
 from refimpl.frontend.output_parser import Event
 from refimpl.frontend.reply import Reason, Reply
@@ -100,6 +100,8 @@ class Answers:
             if answer.reader.is_stopped and not answer.is_cut:
                 answer.is_cut = True
                 self._ticket.cancel(k)
+        elif isinstance(event, many.PromptRead):
+            yield PromptLogprobs(k, event.logprobs)
         elif event.error is not None:
             raise event.error
         else:

@@ -30,6 +30,7 @@ class Options:
     schema          JSON schema of the answer
     grammar         form of the answer, other than a schema's
     n_logprobs      events of text carry the log-probabilities of their tokens, and so many likeliest ones
+    n_prompt_logprobs  the same of the prompt's tokens, in an event of their own before all others
     continue_final  the last message is the beginning of the answer
     template        further variables of the template
     """
@@ -46,8 +47,17 @@ class Options:
     schema: Mapping[str, Any] | None = None
     grammar: Grammar | None = None
     n_logprobs: int | None = None
+    n_prompt_logprobs: int | None = None
     continue_final: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """How likely each token of the prompt is; None for the first. Of all answers, it is told to number 0."""
+
+    choice: int
+    found: tuple[Logprob | None, ...]
 
 
 @dataclass(frozen=True)
@@ -121,4 +131,4 @@ class Finish:
     logprobs: tuple[Logprob, ...] = ()
 
 
-Said = Thought | Text | Call | Finish
+Said = PromptLogprobs | Thought | Text | Call | Finish

@@ -49,14 +49,15 @@ class ContextOverflow(ValueError):
     """The prompt leaves no room for an answer.
 
     n_prompt, n_context  tokens
+    field  of the request
     """
 
-    def __init__(self, n_prompt: int, n_context: int):
+    def __init__(self, n_prompt: int, n_context: int, field: str = "messages"):
         super().__init__(
-            f"messages: the prompt has {n_prompt} tokens, but the context holds {n_context}, expected at "
-            f"most {n_context - 1} so that there is room for an answer. Shorten the conversation"
+            f"{field}: the prompt has {n_prompt} tokens, but the context holds {n_context}, expected at "
+            f"most {n_context - 1} so that there is room for an answer. Shorten it"
         )
-        self.n_prompt, self.n_context = n_prompt, n_context
+        self.n_prompt, self.n_context, self.field = n_prompt, n_context, field
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class Exchange:
         opened = self._opened(messages, fetch)
         ids = self.render(messages, options, [each.input.part for each in opened])
         soft: Sequence[SoftTokens] = ()
+        if opened and options.n_prompt_logprobs is not None:
+            raise ValueError(
+                "prompt_logprobs: the messages have images, sounds or videos, expected words alone: nothing "
+                "says how likely a picture is"
+            )
         if opened:
             ids, starts = locate(ids, self.tokenizer, [each.input.part for each in opened])
         self._check_room(ids)
@@ -126,20 +132,23 @@ class Exchange:
         options = self._bounded(ids, options)
         return Prompt(ids, options, soft, messages, self._constraint(ids, options, is_chat=True))
 
-    def prepare_raw(self, prompt: str | Sequence[int], options: Options) -> Prompt:
-        """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does."""
+    def prepare_raw(self, prompt: str | Sequence[int], options: Options, where: str = "prompt") -> Prompt:
+        """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does.
+
+        where  the field that it came in
+        """
         self.worker.check_room()
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_bos=True, parse_special=True)
         else:
             ids = [int(i) for i in prompt]
             if not ids:
-                raise ValueError("prompt: no tokens, expected at least one")
+                raise ValueError(f"{where}: no tokens, expected at least one")
             try:
                 self.worker.engine.lanes.model.check_ids(ids)
             except ValueError as error:
-                raise ValueError(f"prompt: {error}") from None
-        self._check_room(ids)
+                raise ValueError(f"{where}: {error}") from None
+        self._check_room(ids, where)
         options = self._bounded(ids, options)
         return Prompt(ids, options, (), None, self._constraint(ids, options, is_chat=False))
 
@@ -195,9 +204,9 @@ class Exchange:
             opened.append(self.encoders.open(kind, data, name=item.where, budget=self.image_budget))
         return opened
 
-    def _check_room(self, ids: Sequence[int]) -> None:
+    def _check_room(self, ids: Sequence[int], where: str = "messages") -> None:
         if len(ids) >= self.context_len:
-            raise ContextOverflow(len(ids), self.context_len)
+            raise ContextOverflow(len(ids), self.context_len, where)
 
     def _bounded(self, ids: Sequence[int], options: Options) -> Options:
         room = self.context_len - len(ids)
@@ -264,8 +273,9 @@ class Exchange:
                 options.max_tokens,
                 constraint=None if constraint is None else constraint.fork(),
                 n_logprobs=options.n_logprobs,
+                n_prompt_logprobs=None if k else options.n_prompt_logprobs,
             )
-            for params in options.params.choices(options.n)
+            for k, params in enumerate(options.params.choices(options.n))
         ]
         return self.worker.submit(requests, heard, told)
 

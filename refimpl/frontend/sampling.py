@@ -149,11 +149,13 @@ class Logprob(NamedTuple):
 
     logprob  natural logarithm of its probability
     top      the likeliest tokens at its place with theirs, likeliest first, of equal ones the lower id
+    rank     how many tokens are at least as likely, itself included: 1 for the likeliest
     """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 def logprob_of(logits: np.ndarray, token: int, n_top: int = 0) -> Logprob:
@@ -165,9 +167,9 @@ def logprob_of(logits: np.ndarray, token: int, n_top: int = 0) -> Logprob:
     pieces = (logits[k : k + PIECE].astype(np.float64) for k in range(0, len(logits), PIECE))
     total = largest + float(np.log(sum(np.exp(piece - largest).sum() for piece in pieces)))
     top = _largest(logits, n_top) if n_top > 0 else ()
-    return Logprob(
-        int(token), float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in top)
-    )
+    pairs = tuple((int(i), float(logits[i]) - total) for i in top)
+    rank = int(np.count_nonzero(logits >= logits[token]))
+    return Logprob(int(token), float(logits[token]) - total, pairs, rank)
 
 
 def prompt_logprobs(rows: np.ndarray, ids: Sequence[int], n_top: int = 0) -> list[Logprob | None]:

@@ -211,7 +211,7 @@ def test_choices_draw_for_themselves():
 
 def test_logprobs_of_a_uniform_model():
     assert logprob_of(np.zeros(4, np.float32), 2, 2) == Logprob(
-        2, -math.log(4), ((0, -math.log(4)), (1, -math.log(4)))
+        2, -math.log(4), ((0, -math.log(4)), (1, -math.log(4))), rank=4
     )
     assert logprob_of(np.zeros(4), 2).logprob == pytest.approx(-1.3863, abs=1e-4)
 
@@ -225,6 +225,7 @@ def test_logprobs_are_those_of_the_definition(logits, n_top, data):
     order = np.argsort(-logits, kind="stable")[:n_top]
     assert [k for k, _ in found.top] == order.tolist()
     np.testing.assert_allclose([value for _, value in found.top], logprobs[order], atol=1e-12)
+    assert found.rank == sum(value >= logits[token] for value in logits)
 
 
 def test_logprobs_of_a_vocabulary_of_real_size():

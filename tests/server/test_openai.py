@@ -164,7 +164,7 @@ def test_raw_completions(chat, demo):
     want = list(generate(Engine(demo, ops_for("cpu")), ids, max_tokens=5))
     [choice] = made.choices
     assert choice.text == "Hi" + demo.tokenizer.decode(want)
-    assert len(choice.logprobs.tokens) == len(want) and made.usage.prompt_tokens == len(ids)
+    assert len(choice.logprobs.tokens) == len("Hi") + len(want) and made.usage.prompt_tokens == len(ids)
     stream = chat.client.completions.create(
         model="demo", prompt=ids, max_tokens=5, temperature=0, stream=True
     )
