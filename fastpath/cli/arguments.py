@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fastpath.cli.settings import take_over
+
 PROG = "twinpath"  # as in __main__, which imports nothing before it must
 MAX_DIGITS = 1000  # of a whole number in JSON: Python refuses to convert much longer ones
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
@@ -30,6 +32,7 @@ class Parser(argparse.ArgumentParser):
                 break
             if word.startswith("--") and " " not in word and name not in self._option_string_actions:
                 self.error(f"unknown option {name} (a text that begins with - is given as --option=TEXT)")
+        take_over(self, self._option_string_actions)
         return self.parse_args(words)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -170,6 +173,17 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--chunk", type=whole(1), metavar="N", help="prompt tokens per call (default: 1024 to 2048)"
+    )
+
+
+def add_thinking_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--thinking-budget", type=whole(0), metavar="N",
+                        help="tokens of a thought; 0: no limit, asked for or not")  # fmt: skip
+
+
+def add_prefix_cache(parser: Any) -> None:
+    parser.add_argument(
+        "--no-prefix-cache", action="store_true", help="keep nothing for prompts that begin alike"
     )
 
 

@@ -23,7 +23,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="tokens to have memory for (default: 8192)",
     )
     parser.add_argument("--no-mmproj", action="store_true", help="fetch no projector")
-    parser.add_argument("--no-draft", action="store_true", help="fetch no drafter")
+    parser.add_argument("--no-draft", action="store_true", help="fetch no drafter, which no option uses yet")
 
 
 def run_models(args: argparse.Namespace) -> int:
@@ -86,8 +86,9 @@ def _fetch(args: argparse.Namespace) -> int:
     wanted = [("--model", entry.model)]
     if not args.no_mmproj:
         wanted.append(("--mmproj", entry.projectors[0]))
-    if entry.drafters and not args.no_draft:
-        wanted.append(("--draft-model", entry.drafters[0]))
     for option, piece in wanted:
         print(f"{option:14}{fetch(piece.name, refresh=True, say=say)}", flush=True)
+    if entry.drafters and not args.no_draft:
+        path = fetch(entry.drafters[0].name, refresh=True, say=say)
+        say(f"note: the drafter is at {path}; no option uses it yet")
     return 0

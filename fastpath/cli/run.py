@@ -69,6 +69,7 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
         help="for keys and values of all of them, and of prefixes that are kept; such as 4G (default: for N "
         "full contexts, half of the free memory at most)",
     )
+    arguments.add_prefix_cache(group)
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -5,11 +5,12 @@ import logging
 import os
 import socket
 import sys
+from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 from fastpath.cli import arguments
 from fastpath.cli.arguments import real, whole
-from fastpath.cli.media import BUDGETS, add_mmproj
+from fastpath.cli.media import BUDGETS, add_mmproj, add_sampling, sampling_of
 
 KEY = "TWINPATH_API_KEY"
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -32,8 +33,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=whole(1), metavar="N",
                         help="of answers without a limit (default: what the context holds)")  # fmt: skip
-    parser.add_argument("--thinking-budget", type=whole(0), metavar="N",
-                        help="tokens of a thought; 0: no limit, asked for or not")  # fmt: skip
+    arguments.add_thinking_budget(parser)
     parser.add_argument("--image-tokens", type=int, choices=BUDGETS, default=280,
                         help="most soft tokens of an image (default: 280)")  # fmt: skip
     parser.add_argument("--max-body-mb", type=real(0, open_below=True), default=64, metavar="X",
@@ -47,7 +47,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fetch images that a request names by http or https; never from private addresses",
     )
-    parser.add_argument("--quiet", action="store_true", help="no line for each request")
+    log = parser.add_mutually_exclusive_group()
+    log.add_argument("--quiet", action="store_true", help="no line for each request")
+    log.add_argument(
+        "--log-prompts", action="store_true", help="the texts of prompts and answers in the log, too"
+    )
+    add_sampling(parser.add_argument_group("videos"))
+    arguments.add_prefix_cache(parser)
     arguments.add_engine(parser)
     parser.epilog = f"An API key is taken from the environment: {KEY}."
 
@@ -121,6 +127,7 @@ def make_service(args: argparse.Namespace) -> Any:
         kv_type=args.kv_type,
         activations=args.activations,
         replay=not args.no_replay,
+        prefix_cache=not args.no_prefix_cache,
     )
     prepare(args, engine.lanes, engine.lanes.chunk, "last", Parts())
     encoders = Encoders(media, ops, activations=args.activations) if media else None
@@ -129,8 +136,9 @@ def make_service(args: argparse.Namespace) -> Any:
         encoders=encoders,
         budget=args.thinking_budget,
         image_budget=args.image_tokens,
+        sampling=sampling_of(args),
     )
-    exchange.grammars.prepare().result()  # it holds Python for a second, which no answer should wait for
+    _set_up_grammars(exchange)
     settings = Settings(
         name=args.name or model.path.stem,
         max_tokens=args.max_tokens,
@@ -139,5 +147,18 @@ def make_service(args: argparse.Namespace) -> Any:
         origins=tuple(args.cors),
         hosts=(*LOCAL, *args.allow_host) if args.host in LOCAL else None,
         fetch=fetch if args.allow_urls else None,
+        log_prompts=args.log_prompts,
     )
     return Service(exchange, settings, [model.path, *([media.path] if media else [])])
+
+
+def _set_up_grammars(exchange: Any) -> None:
+    """Before anybody asks: it holds Python for a second, in which no answer would go on."""
+    from fastpath.cli.setup import SILENT_S, say
+
+    done = exchange.grammars.prepare()
+    try:
+        done.result(SILENT_S)
+    except Late:
+        say("setting the vocabulary up for answers by a schema or a grammar")
+        done.result()

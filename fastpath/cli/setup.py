@@ -35,6 +35,7 @@ def open_engine(
     """
     given = _options(args, None, files)
     given["largest_image"] = max(given["largest_image"], largest_image)
+    given["prefix_cache"] = not getattr(args, "no_prefix_cache", False)
     return Engine(model, ops_for(args.backend), **(given | options))
 
 

@@ -37,6 +37,7 @@ from refimpl.frontend.constraint import All, Constraint, MinTokens
 from refimpl.frontend.dialects import Media, media_of
 from refimpl.frontend.grammar import Grammars, tool_calls
 from refimpl.frontend.image import DEFAULT_BUDGET
+from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
 from refimpl.frontend.splice import KeptAnswers
 from refimpl.frontend.thinking import ThoughtLimits
@@ -81,6 +82,7 @@ class Exchange:
     encoders      what sees and hears; None: messages with media are refused
     budget        of thoughts, where a request says nothing (Options.budget)
     image_budget  most soft tokens of an image
+    sampling      which frames of a video are shown
     """
 
     def __init__(
@@ -90,9 +92,10 @@ class Exchange:
         encoders: Encoders | None = None,
         budget: int | None = None,
         image_budget: int = DEFAULT_BUDGET,
+        sampling: Sampling = DEFAULT_SAMPLING,
     ):
         self.worker, self.encoders, self.budget = worker, encoders, budget
-        self.image_budget = image_budget
+        self.image_budget, self.sampling = image_budget, sampling
         model = worker.engine.lanes.model
         self.tokenizer, self.template = model.tokenizer, model.template
         self.context_len = worker.engine.lanes.context_len
@@ -201,7 +204,8 @@ class Exchange:
                     )
                 data = fetch(item)
             kind: Kind = item.kind  # type: ignore[assignment]
-            opened.append(self.encoders.open(kind, data, name=item.where, budget=self.image_budget))
+            options = {"budget": self.image_budget, "sampling": self.sampling}
+            opened.append(self.encoders.open(kind, data, name=item.where, **options))
         return opened
 
     def _check_room(self, ids: Sequence[int], where: str = "messages") -> None:

@@ -38,7 +38,8 @@ def test_fetching_one_with_what_belongs_to_it(hub, capsys, options, n):
     assert main(["models", "--fetch", "e4b-q8_0", *options]) == 0
     said = capsys.readouterr()
     lines = said.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["--model", "--mmproj", "--draft-model"][:n]
+    assert [line.split()[0] for line in lines] == ["--model", "--mmproj"][:n]
+    assert ("the drafter is at" in said.err) == (n == 3), "options that do not exist are not advised"
     assert lines[0].endswith("/gemma-4-E4B-it-Q8_0.gguf") and "terms" in said.err
     assert main(["models"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(entry.id))

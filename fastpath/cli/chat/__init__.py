@@ -12,7 +12,7 @@ import argparse
 
 from fastpath.cli import arguments
 from fastpath.cli.arguments import real, whole
-from fastpath.cli.media import BUDGETS, add_mmproj
+from fastpath.cli.media import BUDGETS, add_mmproj, add_sampling
 
 MAX_TOKENS = 2048
 
@@ -34,11 +34,14 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image-tokens", type=int, choices=BUDGETS, default=280, help="most soft tokens of an image"
     )
+    arguments.add_thinking_budget(parser)
     parser.add_argument(
         "--no-history", action="store_true", help="keep what is typed out of the history file"
     )
     _add_scripts(parser)
     _add_sampling(parser)
+    add_sampling(parser.add_argument_group("videos"))
+    arguments.add_prefix_cache(parser)
     arguments.add_engine(parser)
 
 

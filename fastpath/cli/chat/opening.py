@@ -15,6 +15,7 @@ from fastpath.cli.chat.conversation import (
     read_tools,
     sampling_of,
 )
+from fastpath.cli.media import sampling_of as frames_of
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import MANY, open_engine, open_model, prepare, say
 from fastpath.talk.exchange import Exchange
@@ -51,7 +52,13 @@ def open_exchange(args: argparse.Namespace, *, n_seqs: int = 1) -> tuple[Exchang
     engine = open_engine(args, model, largest_image=largest, n_seqs=n_seqs)
     del model  # the engine's will be another one, with packed weights
     prepare(args, engine.lanes, MANY, "last", Parts())
-    exchange = Exchange(Worker(engine), encoders=encoders, image_budget=args.image_tokens)
+    exchange = Exchange(
+        Worker(engine),
+        encoders=encoders,
+        budget=args.thinking_budget,
+        image_budget=args.image_tokens,
+        sampling=frames_of(args),
+    )
     return exchange, why_blind
 
 
