@@ -11,13 +11,22 @@ these (splice.py).
 """
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refimpl.frontend.media_prompt import MediaPart, expand
-from refimpl.frontend.messages import Message, map_strings, normalize_messages, normalize_tools
+from refimpl.frontend.messages import (
+    Message,
+    Placed,
+    map_strings,
+    normalize_messages,
+    normalize_tools,
+    place_of,
+    shown,
+)
 from refimpl.frontend.splice import Written, cut, with_marks
 from refimpl.frontend.tokenizer import Tokenizer, unused_character
 from refimpl.frontend.turns import TURN_MARKERS, balanced
@@ -30,6 +39,10 @@ SECONDS_PER_PAIR = 5e-6  # published templates compare each message with those b
 _OPEN_THOUGHT = "<|channel>thought\n"
 _EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 _ASKS_FOR_TOOL_ROLE = re.compile(r"""[!=]=\s*['"]tool['"]""")
+
+
+class _Refused(ValueError):
+    """The template did not take the messages."""
 
 
 class ChatTemplate:
@@ -116,7 +129,10 @@ class ChatTemplate:
 
         def text_of(variables: dict[str, Any]) -> str:
             free = map_strings(extra or {}, fenced)
-            text = self._render(map_strings(variables, fenced), thinking, add_generation_prompt, free)
+            try:
+                text = self._render(map_strings(variables, fenced), thinking, add_generation_prompt, free)
+            except _Refused as error:
+                raise ValueError(f"{self._culprit(head, tools, thinking, free)}: {error}") from error
             if final is not None:
                 text = _begun(text, map_strings(final, fenced))
             # the markers in users' texts are fenced: these are the template's
@@ -124,6 +140,8 @@ class ChatTemplate:
 
         pieces: list[str | list[int]] | set[int] = set()
         written = dict(generated or {})
+        if final is not None:
+            written.pop(len(head), None)  # where its text ends is not where its last token does
         while written and isinstance(pieces, set):
             text = text_of(self._variables(with_marks(head, written, tokenizer, mark), tools))
             pieces = cut(text, head, written, tokenizer, mark)
@@ -143,13 +161,31 @@ class ChatTemplate:
     def _without_final(self, messages: Any) -> tuple[Any, Message | None]:
         """The messages before the last, and the last one in plain form: the beginning of an answer."""
         *head, last = messages if isinstance(messages, list | tuple) and messages else [None]
-        [final] = normalize_messages([last or {}], null=None, fold_results=False)
+        where = place_of(last, f"messages[{len(head)}]")
+        if not isinstance(last, Mapping):
+            raise ValueError(f"{where}: {shown(last)}, expected an object with a role and a content")
+        [final] = normalize_messages([Placed(last, where)], null=None, fold_results=False)
         if final["role"] != "assistant" or final.get("tool_calls"):
             raise ValueError(
-                f"messages[{len(head)}]: role {final['role']}, {len(final.get('tool_calls', ()))} calls; "
+                f"{where}: role {final['role']}, {len(final.get('tool_calls', ()))} calls; "
                 "expected an assistant's message without calls, whose text the answer goes on with"
             )
         return head, final
+
+    def _culprit(self, messages: Sequence[Any], tools: Any, thinking: bool, extra: Mapping[str, Any]) -> str:
+        """The field of the first message that the template does not take behind those before it."""
+        begin, taken, refused = time.perf_counter(), 0, len(messages)
+        while refused - taken > 1:
+            if time.perf_counter() - begin > MAX_SECONDS:
+                return "messages"
+            k = (taken + refused) // 2
+            try:
+                self._render(self._variables(messages[:k], tools), thinking, True, extra)
+            except ValueError:
+                refused = k
+            else:
+                taken = k
+        return place_of(messages[refused - 1], f"messages[{refused - 1}]") if messages else "messages"
 
     def _variables(self, messages: Any, tools: Any) -> dict[str, Any]:
         from refimpl.frontend.template_functions import NULL
@@ -183,8 +219,8 @@ class ChatTemplate:
             text = self._environment.render(self.source, given, seconds=seconds)
         except ValueError as error:
             if self.is_builtin or not self._name:
-                raise
-            raise ValueError(
+                raise _Refused(str(error)) from error
+            raise _Refused(
                 f"{self._name}: {error} (the file's own template did not take these messages: change them, "
                 "use another file, or give a raw prompt, which needs no template)"
             ) from error
