@@ -18,8 +18,8 @@ from tests.server.test_openai import ANSWER, TOOLS
 
 CHROMIUM = shutil.which("chromium")
 
-# Requests get what lies in `fakes`, if something does: {status, json, headers}, {gone: true}, or {deltas, reason}
-# whose items are pieces of an answer, {hold: true} (until `release()` is called) or {cut: true}.
+# Requests get what lies in `fakes`, if something does: {status, json, headers}, {gone: true}, or {deltas},
+# whose items are pieces of an answer, {hold: true} (until `release()` is called), {cut: true}; and {reason}.
 FAKE = """
 window.fakes = []; window.bodies = []; window.release = () => {};
 const sent = window.fetch;
