@@ -1,8 +1,8 @@
 """Environment variables: one table of all that this program reads, and of those that it has no use for.
 
 A variable of SETTINGS stands for an option that the command line did not give.  The names are those of the
-system that this one follows, so that its users find them; docs/server.md has both tables (`table`), and a test
-holds it to them.
+system that this one follows, so that its users find them; docs/server.md has both tables (`table`), and a
+test holds it to them.
 """
 
 import os

@@ -21,7 +21,7 @@ class Outcome:
 
     n_known  ids before the call; token: the one more that there is now
     n_first  of them, how many were computed before it
-    read     of the prompt's tokens from n_first on, as far as the call's rows say it, if the request wants it;
+    read     of the prompt's tokens from n_first on, as far as the call's rows say it, if they are wanted;
              in place of the first of them, which no row of this call predicts, None
     """
 

@@ -31,8 +31,8 @@ def check_request(request: Request, lanes: Lanes) -> None:
         )
     if request.n_prompt_logprobs is not None and request.soft:
         raise ValueError(
-            "log-probabilities of a prompt with images or sounds, expected one of words alone: nothing says how "
-            "likely a picture is. Leave them out"
+            "log-probabilities of a prompt with images or sounds, expected one of words alone: nothing says "
+            "how likely a picture is. Leave them out"
         )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)

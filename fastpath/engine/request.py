@@ -29,7 +29,7 @@ class Request:
     want_logits  every Token event carries the row that it was drawn from
     constraint   what may come next; it is told every token of the answer, so each request has one of its own
     n_logprobs   every Token event says how likely the model found it, and so many likeliest ones; None: not
-    n_prompt_logprobs  the same of the prompt's tokens, in a PromptRead event before the first Token; None: not.
+    n_prompt_logprobs  the same of the prompt's tokens, in a PromptRead event before all others; None: not.
                  Such a prompt is computed anew: rows of what the prefix cache holds are nowhere
     """
 

@@ -76,7 +76,7 @@ def _prompt(service: Service, asked: MessagesRequest) -> Prompt:
     options = Options(
         params=service.params(**sampling),
         max_tokens=asked.max_tokens,
-        stops=stops_of(asked.stop_sequences),
+        stops=stops_of(asked.stop_sequences, "stop_sequences"),
         **_common(asked),
     )
     return service.chat(*_plain(asked, options))

@@ -66,7 +66,7 @@ def _prompts(service: Service, asked: CompletionRequest) -> list[Prompt]:
         raise ApiError(400, f"prompt: {len(texts)} prompts, expected at most {most}", field="prompt")
     wanted = [asked.prompt_logprobs, asked.logprobs if asked.echo else None]
     options = Options(
-        params=service.params(**asked.sampling()),
+        params=service.params(asked.names(), **asked.sampling()),
         max_tokens=service.limit(asked.max_tokens, 0),
         min_tokens=asked.min_tokens,
         n=asked.n,

@@ -15,7 +15,7 @@ from fastpath.server.service import Answer, Fields, Service, body_schema, stops_
 from fastpath.server.streams import JSON, line
 from fastpath.talk.events import Call, Finish, Options, Said, Text, Thought
 from fastpath.talk.exchange import Prompt
-from refimpl.frontend.dialects import ollama_messages
+from refimpl.frontend.dialects import ollama_generated, ollama_messages
 
 NDJSON = "application/x-ndjson"
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty",
@@ -161,12 +161,15 @@ def _options(service: Service, asked: OllamaRequest, tools: Sequence[Any] | None
     ):
         raise ApiError(400, "options.stop: expected a string or a list of strings", field="options.stop")
     return Options(
-        params=service.params(**sampling),
-        max_tokens=service.limit(most if most is not None and most >= 0 else None),
-        stops=stops_of(stop),
+        params=service.params({name: f"options.{name}" for name in _OPTIONS}, **sampling),
+        max_tokens=service.limit(
+            most if most is not None and most >= 0 else None, field="options.num_predict"
+        ),
+        stops=stops_of(stop, "options.stop"),
         tools=tools or (),
         thinking=bool(asked.think),
         schema=_schema(asked.format),
+        schema_field="format",
     )
 
 
@@ -208,10 +211,8 @@ def _generate(service: Service, asked: GenerateRequest) -> Prompt:
     options = _options(service, asked, None)
     if asked.raw:
         return service.exchange.prepare_raw(asked.prompt, options)
-    message: dict[str, Any] = {"role": "user", "content": asked.prompt}
-    message |= {"images": asked.images} if asked.images else {}
-    system = [{"role": "system", "content": asked.system}] if asked.system else []
-    return service.chat(ollama_messages([*system, message]), options, "prompt")
+    messages = ollama_generated(asked.prompt, asked.system, asked.images)
+    return service.chat(messages, options, "prompt")
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from fastpath.server.errors import ApiError, shape
-from fastpath.server.service import MAX_CHOICES, Answer, Fields, Service, body_schema, stops_of
+from fastpath.server.service import MAX_CHOICES, NAMES, Answer, Fields, Service, body_schema, stops_of
 from fastpath.server.streams import JSON, sse
 from fastpath.talk.events import Call, Finish, Options, PromptLogprobs, Said, Text, Thought
 from refimpl.frontend import grammar as forms
@@ -54,6 +54,10 @@ class Sampled(Fields):
             "repeat_penalty": repeat,
             "bias": self.logit_bias,
         }
+
+    def names(self) -> dict[str, str]:
+        given = "repeat_penalty" if self.repeat_penalty is not None else "repetition_penalty"
+        return {**NAMES, "repeat_penalty": given}
 
     @property
     def wants_usage(self) -> bool:
@@ -140,11 +144,12 @@ def failed(error: ApiError) -> bytes:
 def chat_options(service: Service, asked: ChatRequest) -> Options:
     asked.check_prompt_logprobs()
     template = dict(asked.chat_template_kwargs or {})
+    limit = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     thinking = template.pop("enable_thinking", asked.reasoning_effort not in (None, "none"))
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     return Options(
-        params=service.params(**asked.sampling()),
-        max_tokens=service.limit(most),
+        params=service.params(asked.names(), **asked.sampling()),
+        max_tokens=service.limit(most, field=limit),
         min_tokens=asked.min_tokens,
         n=asked.n,
         stops=stops_of(asked.stop),

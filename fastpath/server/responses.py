@@ -62,11 +62,12 @@ def _prompt(service: Service, asked: ResponsesRequest) -> Prompt:
     sampling = {"temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed}
     options = Options(
         params=service.params(**sampling),
-        max_tokens=service.limit(asked.max_output_tokens),
+        max_tokens=service.limit(asked.max_output_tokens, field="max_output_tokens"),
         tools=responses_tools(asked.tools),
         choice=openai_choice(asked.tool_choice, parallel=asked.parallel_tool_calls),
         thinking=effort not in (None, "none"),
         schema=schema_of((asked.text or {}).get("format"), "text.format"),
+        schema_field="text.format",
     )
     return service.chat(responses_messages(asked.input, asked.instructions), options, "input")
 

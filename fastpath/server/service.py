@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ PREPARING = 4  # requests whose prompts are made at the same time
 MAX_CHOICES = 16
 MAX_PROMPTS = 64  # of one request
 MAX_STOPS = 64
+NAMES = {"bias": "logit_bias"}
 
 
 class Fields(BaseModel):
@@ -88,7 +90,7 @@ class Service:
         return await self.in_thread(kind.model_validate_json, await request.body() or b"{}")
 
     async def prepared(self, make: Callable[[], Made]) -> Made:
-        """A prompt or several, made in a thread.  There may be no room for it: this is said before the work."""
+        """A prompt or several, made in a thread.  If there is no room, this is said before the work."""
         self.exchange.worker.check_room()
         return await self.in_thread(make)
 
@@ -99,13 +101,21 @@ class Service:
         except ContextOverflow as error:
             raise ContextOverflow(error.n_prompt, error.n_context, where) from None
 
-    def params(self, **given: Any) -> SamplingParams:
-        """Sampling as asked for; what was not said is what the server was started with."""
+    def params(self, names: Mapping[str, str] = NAMES, /, **given: Any) -> SamplingParams:
+        """Sampling as asked for; what was not said is what the server was started with.
+
+        names  fields of a request that the API calls otherwise than SamplingParams does
+        """
         said = {key: value for key, value in given.items() if value is not None}
         said.setdefault("seed", secrets.randbits(63))
         if said["seed"] < 0:
             said["seed"] += 1 << 64  # clients send -1 and other signed numbers
-        return replace(self.settings.sampling, **said)
+        try:
+            return replace(self.settings.sampling, **said)
+        except ValueError as error:
+            found = re.match(r"\w+", str(error))
+            name = found[0] if found else ""
+            raise ValueError(names.get(name, name) + str(error)[len(name) :]) from None
 
     def limit(self, max_tokens: int | None, least: int = 1, field: str = "max_tokens") -> int | None:
         if max_tokens is None:
@@ -229,10 +239,12 @@ class Answer:
         return self.finish
 
 
-def stops_of(stop: str | Sequence[str] | None) -> list[str]:
+def stops_of(stop: str | Sequence[str] | None, field: str = "stop") -> list[str]:
     stops = [stop] if isinstance(stop, str) else list(stop or ())
     if len(stops) > MAX_STOPS:
-        raise ApiError(400, f"stop: {len(stops)} strings, expected at most {MAX_STOPS}", field="stop")
+        raise ApiError(400, f"{field}: {len(stops)} strings, expected at most {MAX_STOPS}", field=field)
+    if not all(stops):
+        raise ApiError(400, f"{field}: an empty string, expected at least one character", field=field)
     return stops
 
 

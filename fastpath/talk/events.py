@@ -27,7 +27,7 @@ class Options:
     choice          whether and which of them are to be called
     thinking        the model thinks before it answers
     budget          tokens of a thought; None: no limit with thinking on, a short one with thinking off
-    schema          JSON schema of the answer
+    schema          JSON schema of the answer; schema_field: what a client calls it
     grammar         form of the answer, other than a schema's
     n_logprobs      events of text carry the log-probabilities of their tokens, and so many likeliest ones
     n_prompt_logprobs  the same of the prompt's tokens, in an event of their own before all others
@@ -45,6 +45,7 @@ class Options:
     thinking: bool = False
     budget: int | None = None
     schema: Mapping[str, Any] | None = None
+    schema_field: str = "response_format"
     grammar: Grammar | None = None
     n_logprobs: int | None = None
     n_prompt_logprobs: int | None = None

@@ -204,8 +204,8 @@ class Exchange:
                     )
                 data = fetch(item)
             kind: Kind = item.kind  # type: ignore[assignment]
-            options = {"budget": self.image_budget, "sampling": self.sampling}
-            opened.append(self.encoders.open(kind, data, name=item.where, **options))
+            how = partial(self.encoders.open, budget=self.image_budget, sampling=self.sampling)
+            opened.append(how(kind, data, name=item.where))
         return opened
 
     def _check_room(self, ids: Sequence[int], where: str = "messages") -> None:
@@ -230,7 +230,8 @@ class Exchange:
                     budget=budget,
                 )
             )
-        grammar = options.grammar or tool_calls(options.tools, options.choice, options.schema)
+        wanted = options.tools, options.choice, options.schema, options.schema_field
+        grammar = options.grammar or tool_calls(*wanted)
         if grammar is not None:
             with self._lock:
                 parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))

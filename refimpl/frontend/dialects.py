@@ -7,12 +7,15 @@ field.
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote_to_bytes
 
-from refimpl.frontend.messages import PART_TYPES, Message, shown
+from refimpl.frontend.messages import PART_TYPES, Message, Placed, place_of, shown
+
+BASE64_PIECE = 1 << 20  # characters
 
 Choice = Literal["none", "auto", "required"]
 
@@ -68,25 +71,32 @@ def responses_messages(items: Any, instructions: Any = None) -> list[Message]:
     """`input` and `instructions` of the Responses API: a text, or messages, calls, results and reasoning as
     items of one list.
     """
-    messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    messages: list[Message] = []
+    if instructions is not None:
+        messages.append(Placed({"role": "system", "content": instructions}, "instructions"))
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        return [*messages, Placed({"role": "user", "content": items}, "input")]
     for k, item in enumerate(_listed(items, "input")):
         where = f"input[{k}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "message":
-            _add(messages, {key: item[key] for key in ("role", "content") if key in item})
+            kept = {key: item[key] for key in ("role", "content") if key in item}
+            _add(messages, Placed(kept, where))
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            _check_call(function, f"{where}.name", f"{where}.arguments")
             call = {"type": "function", "id": item.get("call_id"), "function": function}
-            _add(messages, {"role": "assistant", "tool_calls": [call]})
+            _add(messages, Placed({"role": "assistant", "tool_calls": [Placed(call, where)]}, where))
         elif kind == "function_call_output":
             result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-            messages.append(result)
+            messages.append(Placed(result, where))
         elif kind == "reasoning":
-            parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
-            texts = [part["text"] for part in parts if isinstance(part, Mapping) and "text" in part]
-            _add(messages, {"role": "assistant", "reasoning_content": "\n".join(texts)})
+            parts = [
+                *_listed(item.get("content") or [], f"{where}.content"),
+                *_listed(item.get("summary") or [], f"{where}.summary"),
+            ]
+            texts = [str(part["text"]) for part in parts if isinstance(part, Mapping) and "text" in part]
+            _add(messages, Placed({"role": "assistant", "reasoning_content": "\n".join(texts)}, where))
         else:
             raise ValueError(
                 f"{where}: {shown(item)}, expected a message, function_call, "
@@ -103,8 +113,35 @@ def responses_tools(tools: Any) -> list[Message]:
             raise ValueError(f"tools[{k}]: {shown(tool)}, expected type function (no other tool runs here)")
         keys = ("name", "description", "parameters")
         function = tool.get("function") or {key: tool[key] for key in keys if key in tool}
+        _check_declared(function, f"tools[{k}]", "parameters")
         declared.append({"type": "function", "function": function})
     return declared
+
+
+def _check_declared(function: Any, where: str, parameters: str) -> None:
+    """A function's declaration whose members lie elsewhere than in OpenAI's chat API; `parameters` is the
+    name of its schema there."""
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(f"{where}.name: {shown(function)}, expected a declaration with a name")
+    schema, at = function.get("parameters"), f"{where}.{parameters}"
+    if not isinstance(schema, Mapping | None):
+        raise ValueError(f"{at}: {shown(schema)}, expected a JSON schema (an object)")
+    if schema and isinstance(function, dict):
+        function["parameters"] = Placed(schema, at)
+
+
+def _check_call(function: Mapping[str, Any], name: str, arguments: str) -> None:
+    """A call in a conversation. name, arguments: the fields that it came in."""
+    if not isinstance(function["name"], str):
+        raise ValueError(f"{name}: {shown(function['name'])}, expected a function's name")
+    given = function["arguments"]
+    if isinstance(given, str) and given.strip():
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{arguments}: no JSON ({error}), expected a JSON object") from None
+    if (given and not isinstance(given, Mapping)) or isinstance(given, list):
+        raise ValueError(f"{arguments}: {shown(given)}, expected a JSON object")
 
 
 def _add(messages: list[Message], part: Message) -> None:
@@ -130,17 +167,18 @@ def anthropic_messages(messages: Any, system: Any = None) -> list[Message]:
     """`messages` and `system` of the Messages API: contents are texts or lists of blocks."""
     plain: list[Message] = []
     if system:
-        plain.append({"role": "system", "content": _anthropic_text(system, "system")})
+        plain.append(Placed({"role": "system", "content": _anthropic_text(system, "system")}, "system"))
     for k, message in enumerate(_listed(messages, "messages")):
         where = f"messages[{k}]"
         if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant", "system"):
             raise ValueError(f"{where}: {shown(message)}, expected an object with role user or assistant")
         content = message.get("content")
         if content is None or isinstance(content, str):
-            plain.append({"role": message["role"], "content": content or ""})
+            plain.append(Placed({"role": message["role"], "content": content or ""}, where))
         else:
             blocks = _listed(content, f"{where}.content")
-            plain += _anthropic_blocks(message["role"], blocks, f"{where}.content")
+            made = _anthropic_blocks(message["role"], blocks, f"{where}.content")
+            plain += [Placed(each, place_of(each, where)) for each in made]
     return plain
 
 
@@ -157,7 +195,8 @@ def _anthropic_blocks(role: str, blocks: Sequence[Any], where: str) -> list[Mess
             parts.append(_anthropic_part(block, at))
         elif kind == "tool_use" and role == "assistant":
             function = {"name": block.get("name"), "arguments": block.get("input")}
-            calls.append({"type": "function", "id": block.get("id"), "function": function})
+            _check_call(function, f"{at}.name", f"{at}.input")
+            calls.append(Placed({"type": "function", "id": block.get("id"), "function": function}, at))
         elif kind == "tool_result" and role == "user":
             if parts:
                 made.append({"role": role, "content": parts})
@@ -190,16 +229,18 @@ def _anthropic_part(block: Mapping[str, Any], where: str) -> Message:
     if block["type"] == "text":
         if not isinstance(block.get("text"), str):
             raise ValueError(f"{where}.text: {shown(block.get('text'))}, expected a string")
-        return {"type": "text", "text": block["text"]}
+        return Placed({"type": "text", "text": block["text"]}, where)
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if isinstance(source, Mapping) and kind == "base64" and isinstance(source.get("data"), str):
         url = f"data:{source.get('media_type') or 'image/png'};base64,{source['data']}"
+        where = f"{where}.source.data"
     elif isinstance(source, Mapping) and kind == "url" and isinstance(source.get("url"), str):
         url = source["url"]
+        where = f"{where}.source.url"
     else:
         raise ValueError(f"{where}.source: {shown(source)}, expected type base64 with data, or url with url")
-    return {"type": "image_url", "image_url": {"url": url}}
+    return Placed({"type": "image_url", "image_url": {"url": url}}, where)
 
 
 def _anthropic_result(block: Mapping[str, Any], where: str) -> Message:
@@ -210,7 +251,7 @@ def _anthropic_result(block: Mapping[str, Any], where: str) -> Message:
     if block.get("is_error"):
         texts = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
         content = {"error": texts}  # or the model would take a failure for an answer
-    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
+    return Placed({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
 
 
 def _anthropic_text(value: Any, where: str) -> str:
@@ -236,6 +277,7 @@ def anthropic_tools(tools: Any) -> list[Message]:
         if not isinstance(tool, Mapping) or tool.get("type", "custom") not in ("custom", None):
             raise ValueError(f"tools[{k}]: {shown(tool)}, expected a tool with input_schema")
         function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+        _check_declared(function, f"tools[{k}]", "input_schema")
         function |= {"description": tool["description"]} if tool.get("description") else {}
         declared.append({"type": "function", "function": function})
     return declared
@@ -267,17 +309,27 @@ def ollama_messages(messages: Any) -> list[Message]:
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
         if message.get("images"):
-            images = _listed(message["images"], f"messages[{k}].images")
-            text = {"type": "text", "text": message.get("content") or ""}
-            made["content"] = [*map(_ollama_image, images), text]
+            made["content"] = _with_images(message.get("content"), message["images"], f"messages[{k}].images")
         plain.append(made)
     return plain
 
 
-def _ollama_image(image: Any) -> Message:
-    text = image if isinstance(image, str) else ""
-    url = text if text.startswith("data:") else f"data:;base64,{text}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def ollama_generated(prompt: str, system: str | None, images: Sequence[Any] | None) -> list[Message]:
+    """The messages that a prompt of /api/generate stands for."""
+    messages: list[Message] = [Placed({"role": "system", "content": system}, "system")] if system else []
+    content = _with_images(prompt, images, "images") if images else prompt
+    return [*messages, Placed({"role": "user", "content": content}, "prompt")]
+
+
+def _with_images(text: Any, images: Any, where: str) -> list[Message]:
+    parts: list[Message] = []
+    for k, image in enumerate(_listed(images, where)):
+        at = f"{where}[{k}]"
+        if not isinstance(image, str) or not image:
+            raise ValueError(f"{at}: {shown(image)}, expected base64")
+        url = image if image.startswith("data:") else f"data:;base64,{image}"
+        parts.append(Placed({"type": "image_url", "image_url": {"url": url}}, at))
+    return [*parts, {"type": "text", "text": text or ""}]
 
 
 # -- media -----------------------------------------------------------------------------------------
@@ -293,17 +345,23 @@ def media_of(messages: Iterable[Mapping[str, Any]]) -> list[Media]:
         for j, part in enumerate(content):
             kind = PART_TYPES.get(str(part.get("type"))) if isinstance(part, Mapping) else None
             if kind and kind != "text":
-                found.append(_media(kind, part, f"messages[{k}].content[{j}]"))
+                where = place_of(message, f"messages[{k}]")
+                found.append(_media(kind, part, f"{where}.content[{j}]"))
     return found
 
 
 def _media(kind: str, part: Mapping[str, Any], where: str) -> Media:
     field = str(part["type"])
+    if field not in part and f"{kind}_url" in part:
+        field = (
+            f"{kind}_url"  # as in the parts of the Responses API, {"type": "input_image", "image_url": ...}
+        )
     value = part.get(field)
     where = f"{where}.{field}"
     if isinstance(value, Mapping):
         key = "url" if "url" in value else "data"
         value, where = value.get(key), f"{where}.{key}"
+    where = place_of(part, where)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{where}: {shown(value)}, expected a URL or base64")
     if value.startswith("data:"):
@@ -322,9 +380,22 @@ def _data_url(url: str, where: str) -> bytes:
 
 def _base64(text: str, where: str) -> bytes:
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return b"".join(_decoded(text))
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"{where}: no base64 ({error}); expected a URL or base64") from None
+
+
+def _decoded(text: str) -> Iterator[bytes]:
+    """A piece at a time: no other thread runs while one is decoded, and 20 MB at once take 0.1 s."""
+    rest, is_over = "", False
+    for k in range(0, len(text), BASE64_PIECE):
+        rest += "".join(text[k : k + BASE64_PIECE].split())
+        if is_over and rest:
+            raise ValueError("characters after the padding")
+        n = len(rest) if k + BASE64_PIECE >= len(text) else len(rest) & ~3
+        whole, rest = rest[:n], rest[n:]
+        is_over = is_over or whole.endswith("=")
+        yield base64.b64decode(whole, validate=True)
 
 
 def _listed(value: Any, where: str) -> list[Any]:

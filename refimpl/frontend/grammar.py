@@ -78,23 +78,26 @@ def gbnf(text: str, field: str = "grammar") -> Grammar:
 
 
 def tool_calls(
-    tools: Sequence[Mapping[str, Any]], choice: ToolChoice, schema: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    schema: Mapping[str, Any] | None = None,
+    field: str = "response_format",
 ) -> Grammar | None:
     """The grammar that a choice of tools asks for, or None where it asks for nothing.
 
-    schema  of an answer in JSON, which is to come where no tool is called
+    schema  of an answer in JSON, which is to come where no tool is called; field: where it came from
     """
     if choice.mode == "none" or (choice.mode == "auto" and not tools):
-        return None if schema is None else json_schema(schema)
+        return None if schema is None else json_schema(schema, field)
     if choice.mode == "required":
         if not tools:
             raise ValueError("tool_choice: required, but there are no tools; expected at least one in tools")
         source = calls_grammar(tools, name=choice.name, parallel=choice.parallel)
         return _grammar({"lark_grammar": source}, "tools")
     if schema is not None:
-        bounded = _bounded(schema, "response_format")
+        bounded = _bounded(schema, field)
         source = calls_grammar(tools, parallel=choice.parallel, schema=bounded)
-        return _grammar({"lark_grammar": source}, "response_format")
+        return _grammar({"lark_grammar": source}, field)
     return _grammar({"lark_grammar": body_grammar(tools)}, "tools", "call")
 
 

@@ -24,6 +24,22 @@ _MAX_SCHEMA_DEPTH = 32
 _ANY_TYPE = "string"  # of a schema that allows everything: templates want one type, and a string can hold any
 
 
+class Placed(dict[str, Any]):
+    """A message, part, call or schema that came in another place than where it lies now.
+
+    where  the field, as its API names it; of a part with an image or sound, the field with the content
+    """
+
+    def __init__(self, given: Mapping[str, Any], where: str):
+        super().__init__(given)
+        self.where = where
+
+
+def place_of(value: Any, default: str) -> str:
+    """The field that a value came in. default: where it lies."""
+    return value.where if isinstance(value, Placed) else default
+
+
 def normalize_messages(
     messages: Sequence[Mapping[str, Any]], *, null: Any, fold_results: bool
 ) -> list[Message]:
@@ -36,9 +52,10 @@ def normalize_messages(
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError(f"messages: {shown(messages)}, expected a list with at least one message")
-    plain = [_plain(message, f"messages[{k}]", null) for k, message in enumerate(messages)]
+    wheres = [place_of(message, f"messages[{k}]") for k, message in enumerate(messages)]
+    plain = [_plain(message, where, null) for message, where in zip(messages, wheres, strict=True)]
     _pair_results(plain)
-    return _folded(plain, fold_results)
+    return _folded(plain, wheres, fold_results)
 
 
 def _plain(message: Any, where: str, null: Any) -> Message:
@@ -56,7 +73,7 @@ def _plain(message: Any, where: str, null: Any) -> Message:
         if not isinstance(calls, list | tuple):
             raise ValueError(f"{where}.tool_calls: {shown(calls)}, expected a list")
         plain["tool_calls"] = [
-            _tool_call(call, f"{where}.tool_calls[{k}]", null) for k, call in enumerate(calls)
+            _tool_call(call, place_of(call, f"{where}.tool_calls[{k}]"), null) for k, call in enumerate(calls)
         ]
     if plain["role"] == "assistant":
         content = _map_text(plain["content"], strip_thoughts)
@@ -80,7 +97,7 @@ def _content(content: Any, role: str, where: str, null: Any) -> Any:
         if role == "tool":
             return json.dumps(content, ensure_ascii=False)
         raise ValueError(f"{where}: {shown(content)}, expected a string, null or a list of parts")
-    parts = [_part(part, f"{where}[{k}]") for k, part in enumerate(content)]
+    parts = [_part(part, place_of(part, f"{where}[{k}]")) for k, part in enumerate(content)]
     if any(part["type"] != "text" for part in parts):
         if role in ("assistant", "system"):
             raise ValueError(f"{where}: an image, sound or video; expected those in role user or tool")
@@ -184,7 +201,7 @@ def _answer(result: Message, open_calls: list[dict[str, Any]], calls: list[Messa
     result["name"] = (name or "unknown") if call is None else call["function"]["name"]
 
 
-def _folded(messages: list[Message], always: bool) -> list[Message]:
+def _folded(messages: list[Message], wheres: Sequence[str], always: bool) -> list[Message]:
     """Tool results that the template cannot print itself become `tool_responses` of the message before."""
     folded: list[Message] = []
     k = 0
@@ -201,7 +218,8 @@ def _folded(messages: list[Message], always: bool) -> list[Message]:
         if not always and not any(isinstance(result["content"], Mapping) for result in results):
             continue  # the template reads them itself
         message["tool_responses"] = [
-            {"name": result["name"], "response": _only_text(result["content"])} for result in results
+            {"name": result["name"], "response": _only_text(result["content"], where)}
+            for result, where in zip(results, wheres[k:end], strict=True)
         ]
         k = end
         after = messages[k] if k < len(messages) else {"role": "none"}
@@ -211,10 +229,10 @@ def _folded(messages: list[Message], always: bool) -> list[Message]:
     return folded
 
 
-def _only_text(content: Any) -> Any:
+def _only_text(content: Any, where: str) -> Any:
     if isinstance(content, list) and any(part["type"] != "text" for part in content):
         raise ValueError(
-            "messages: a tool's result with an image or sound, which this model's template has no place for; "
+            f"{where}: a tool's result with an image or sound, which this model's template has no place for; "
             "expected text. Send it in a message of role user after the results"
         )
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
@@ -229,7 +247,7 @@ def normalize_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str,
     """
     if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Sequence)):
         raise ValueError(f"tools: {shown(tools)}, expected a list of declarations")
-    return [_tool(tool, f"tools[{k}]") for k, tool in enumerate(tools or ())]
+    return [_tool(tool, place_of(tool, f"tools[{k}]")) for k, tool in enumerate(tools or ())]
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
@@ -244,7 +262,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     plain = {**function, "description": function.get("description") or ""}
     if parameters:
         definitions = {**_mapping(parameters.get("definitions")), **_mapping(parameters.get("$defs"))}
-        plain["parameters"] = _schema(parameters, definitions, 0, f"{where}.function.parameters")
+        at = place_of(parameters, f"{where}.function.parameters")
+        plain["parameters"] = _schema(parameters, definitions, 0, at)
     else:
         plain.pop("parameters", None)
     outer = {} if function is tool else tool

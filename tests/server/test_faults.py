@@ -55,17 +55,69 @@ FAULTS = [  # path, body, the field that is named
     (RAW, {"prompt": "a", "best_of": 2}, "best_of"),
     (RAW, {"prompt": "a", "max_tokens": -1}, "max_tokens"),
     (RAW, {"prompt": "a", "suffix": "b"}, "suffix"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [{}]}]},
+     "messages[1].tool_calls[0]"),
+    (CHAT, {"messages": [*QUESTION, 5], "continue_final_message": True}, "messages[1]"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": 5}], "continue_final_message": True},
+     "messages[1].content"),
+    (CHAT, {"messages": QUESTION, "logit_bias": {"-1": 1}}, "logit_bias"),
+    (CHAT, {"messages": QUESTION, "repetition_penalty": -1}, "repetition_penalty"),
+    (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
+    (CHAT, {"messages": QUESTION, "prompt_logprobs": 21}, "prompt_logprobs"),
     (RESPONSES, {"input": [{"type": "smell"}]}, "input[0]"),
+    (RESPONSES, {"input": [*QUESTION, {"role": "user", "content": 5}], "instructions": "S"},
+     "input[1].content"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}],
+                 "instructions": "S"}, "input[0].content[0].text"),
+    (RESPONSES, {"input": [*QUESTION, {"role": "user", "content": [
+        {"type": "input_image", "image_url": "data:;base64,?"}]}], "instructions": "S"},
+     "input[1].content[0].image_url"),
+    (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, "input[0].arguments"),
+    (RESPONSES, {"input": [{"type": "function_call", "arguments": "{}"}]}, "input[0].name"),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
+    (RESPONSES, {"input": "Hi", "instructions": 5}, "instructions"),
+    (RESPONSES, {"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": 5}]},
+     "tools[0].parameters"),
+    (RESPONSES, {"input": "Hi", "text": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
+     "text.format"),
     (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
     (MESSAGES, {"messages": QUESTION}, "max_tokens"),
     (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "thinking": {"type": "?"}}, "thinking.type"),
     (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tool_choice": 5}, "tool_choice"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "stop_sequences": [""]}, "stop_sequences"),
+    (MESSAGES, {"messages": [*QUESTION, {"role": "user", "content": [{"type": "smell"}]}], "max_tokens": 5,
+                "system": "S"}, "messages[1].content[0]"),
+    (MESSAGES, {"messages": [*QUESTION, {"role": "assistant", "content": [
+        {"type": "text", "text": "a"}, {"type": "tool_use", "id": "x", "name": "f", "input": 5}]}],
+        "max_tokens": 5, "system": "S"}, "messages[1].content[1].input"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "x", "content": "y"}, {"type": "text", "text": "a"},
+        {"type": "image", "source": {"type": "base64", "data": "?"}}]}], "max_tokens": 5, "system": "S"},
+     "messages[0].content[2].source.data"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [
+        {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x"}}]}], "max_tokens": 5},
+     "messages[0].content[0].source.url"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tools": [{"name": "f", "input_schema": 5}]},
+     "tools[0].input_schema"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tools": [{"input_schema": {}}]}, "tools[0].name"),
+    (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tools": [
+        {"name": "f", "input_schema": {"properties": 5}}]}, "tools[0].input_schema.properties"),
     ("/tokenize", {}, "content"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {"tokens": [10**30]}, "tokens"),
     ("/api/chat", {"messages": QUESTION, "options": {"temperature": "hot"}}, "options.temperature"),
     ("/api/chat", {"messages": QUESTION, "format": "xml"}, "format"),
-    ("/api/generate", {"prompt": "Hi", "images": ["?"]}, None),
+    ("/api/chat", {"messages": QUESTION, "options": {"temperature": -1}}, "options.temperature"),
+    ("/api/chat", {"messages": QUESTION, "options": {"num_predict": 0}}, "options.num_predict"),
+    ("/api/chat", {"messages": QUESTION, "options": {"stop": ""}}, "options.stop"),
+    ("/api/chat", {"messages": QUESTION, "format": {"type": 5}}, "format"),
+    ("/api/chat", {"messages": [*QUESTION, {"role": "user", "content": 5}]}, "messages[1].content"),
+    ("/api/chat", {"messages": [*QUESTION, {"role": "user", "content": "a", "images": ["aGk=", "?"]}]},
+     "messages[1].images[1]"),
+    ("/api/chat", {"messages": [*QUESTION, {"role": "user", "content": "a", "images": [5]}]},
+     "messages[1].images[0]"),
+    ("/api/generate", {"prompt": "Hi", "system": "S", "images": ["aGk=", "?"]}, "images[1]"),
 ]  # fmt: skip
 
 
@@ -76,9 +128,9 @@ def test_bad_input_is_a_400_that_names_the_field(client, path, body, field):
         assert answer.status_code == 400, answer.text
         said = answer.json()["error"]
         if path.startswith("/api/"):
-            assert field is None or said.startswith(field), said
+            assert field is None or said.startswith(f"{field}:"), said
         elif path == MESSAGES:
-            assert said["type"] == "invalid_request_error" and said["message"].startswith(field), said
+            assert said["type"] == "invalid_request_error" and said["message"].startswith(f"{field}:"), said
         else:
             assert said["param"] == field or field is None, said
             assert said["type"] == "invalid_request_error" and "\n" not in said["message"]
