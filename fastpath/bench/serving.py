@@ -241,7 +241,11 @@ class _Bare:
         self._sampling = service.settings.sampling
 
     def obey(self) -> None:
-        commands: dict[str, Callable[..., float]] = {"first": self._first, "many": self._many, "hold": self._hold}
+        commands: dict[str, Callable[..., float]] = {
+            "first": self._first,
+            "many": self._many,
+            "hold": self._hold,
+        }
         while True:
             try:
                 what, *given = self._pipe.recv()

@@ -1,15 +1,21 @@
 """run: serve until somebody ends it."""
 
 import socket
+import sys
 
 import uvicorn
 
 from fastpath.server.app import DRAIN_S, create_app
 from fastpath.server.service import Service
 
+# Seconds for which a thread may keep Python to itself while others want it (5 ms otherwise).  The engine needs it
+# several times in each step: a prompt that is being rendered would hold up all answers as often.
+TURN_S = 0.0005
+
 
 def run(service: Service, listener: socket.socket) -> None:
     """Ends at SIGINT or SIGTERM, when the answers that have begun are done, or DRAIN_S later."""
+    sys.setswitchinterval(TURN_S)
     config = uvicorn.Config(
         create_app(service), log_level="warning", access_log=False, timeout_graceful_shutdown=int(DRAIN_S) + 2
     )
