@@ -7,8 +7,9 @@ read. `bare` is the same engine in the same thread, stepped without anything aro
 no other thread that wakes up. Both compute the same prompt, which is in the prefix cache.
 
     first token   from the request to the first piece of its answer
-    tokens/s      of --parallel answers of -n tokens. The engine is held until all of them have arrived, so that
-                  both begin alike: from then to the end of the last one. What comes before is in the first row.
+    tokens/s      of --parallel answers of -n tokens. The engine is held until all of them have arrived, so
+                  that both begin alike: from then to the end of the last one. What comes before is in the
+                  first row.
 """
 
 import argparse
@@ -23,7 +24,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,7 +37,6 @@ QUESTION = "What is Twinpath?"
 HOST = "127.0.0.1"
 ARRIVAL_S = 60.0  # for all requests to arrive
 FIRST = re.compile(rb'"content":"[^"]|"finish_reason":"')  # of an answer's text, or its end where it has none
-CLEAR = "\x1b[2K\r"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add_serve(parser)
     parser.add_argument("-n", "--tokens", type=whole(1), default=64, metavar="N", help="of each answer (64)")
     parser.add_argument(
-        "-r", "--rounds", type=whole(1, 1000), default=5, metavar="N", help="of each pair, after one to warm up (5)"
-    )  # fmt: skip
+        "-r", "--rounds", type=whole(1, 1000), default=5, metavar="N", help="after one to warm up (5)"
+    )
     parser.add_argument(
         "--firsts", type=whole(1, 100), default=10, metavar="N", help="first tokens of each round (10)"
     )
@@ -231,7 +232,7 @@ def _serve(args: argparse.Namespace, pipe: Connection) -> None:
 
 
 class _Bare:
-    """Does what the client asks of the engine itself: in the engine's thread, as the server's requests are."""
+    """Does what the client asks of the engine itself, in the engine's thread as the server's requests."""
 
     def __init__(self, service: Any, pipe: Connection):
         self._worker, self._pipe = service.exchange.worker, pipe
@@ -241,18 +242,14 @@ class _Bare:
         self._sampling = service.settings.sampling
 
     def obey(self) -> None:
-        commands: dict[str, Callable[..., float]] = {
-            "first": self._first,
-            "many": self._many,
-            "hold": self._hold,
-        }
+        commands = {"first": self._first, "many": self._many, "hold": self._hold}
         while True:
             try:
                 what, *given = self._pipe.recv()
             except EOFError:
                 return
             try:
-                self._pipe.send(self._worker.call(lambda: commands[what](*given)).result())
+                self._pipe.send(self._worker.call(partial(commands[what], *given)).result())
             except Exception as error:
                 self._pipe.send(ValueError(str(error)))
 
@@ -260,8 +257,6 @@ class _Bare:
         return self._many(1, 1)
 
     def _many(self, n_streams: int, n_tokens: int) -> float:
-        from dataclasses import replace
-
         from fastpath.engine import Request
 
         began, engine = time.perf_counter(), self._worker.engine

@@ -8,8 +8,8 @@ import uvicorn
 from fastpath.server.app import DRAIN_S, create_app
 from fastpath.server.service import Service
 
-# Seconds for which a thread may keep Python to itself while others want it (5 ms otherwise).  The engine needs it
-# several times in each step: a prompt that is being rendered would hold up all answers as often.
+# Seconds for which a thread may keep Python to itself while others want it (else 5 ms).  The engine wants
+# it several times in a step: a prompt that is being rendered would hold up all answers as often.
 TURN_S = 0.0005
 
 
