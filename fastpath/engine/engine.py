@@ -217,6 +217,13 @@ class Engine:
     def usage(self, id: int) -> Usage:
         return self.result(id).usage
 
+    def forget(self, id: int) -> None:
+        """Nobody will ask for the result of this request, if it is finished."""
+        with self._moved:
+            result = self._finished.pop(id, None)
+            if result is not None:
+                self._n_kept_tokens -= len(result.tokens)
+
     def check_integrity(self) -> None:
         """AssertionError, if a page or a lane is owned wrongly. Between steps."""
         with self._stepping:

@@ -196,6 +196,8 @@ class Worker:
 
     def _tell(self, event: Event) -> Ticket | None:
         last = event if isinstance(event, Finished) else None
+        if last is not None:
+            self.engine.forget(event.id)  # the event says all; an error holds on to whoever was told of it
         with self._changed:
             ticket, k = self._listeners.get(event.id, (None, 0))
             if ticket is None:

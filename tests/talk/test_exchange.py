@@ -1,8 +1,11 @@
 """Worker and exchange without a server: whole answers, answers given up, steps that fail."""
 
+import asyncio
+import gc
 import json
 import threading
 import time
+import weakref
 
 import jsonschema
 import numpy as np
@@ -41,6 +44,19 @@ def exchange(model):
     worker.close(5)
 
 
+def overheard(engine, patch):
+    """What the steps of an engine say, as they go on saying it to others."""
+    told, step = [], engine.step
+
+    def listened():
+        events = step()
+        told.extend(events)
+        return events
+
+    patch.setattr(engine, "step", listened)
+    return told
+
+
 def whole(exchange, messages=QUESTION, **options):
     said = list(exchange.answer(exchange.prepare(messages, Options(**options))))
     return said, said[-1]
@@ -74,6 +90,78 @@ def test_leaving_gives_an_answer_up(exchange):
         time.sleep(0.005)
     assert exchange.worker.engine.is_idle
     exchange.worker.engine.check_integrity()
+
+
+def test_nothing_stays_of_requests_that_have_ended(exchange, monkeypatch):
+    """Neither in the engine, nor in the frames that an error came through."""
+    engine = exchange.worker.engine
+    told = overheard(engine, monkeypatch)
+    never = {"type": "string", "pattern": "^a$"}  # at its end before the answer may end
+    kinds = [
+        {"max_tokens": 5, "n_logprobs": 2, "n": 3},
+        {"max_tokens": 500, "min_tokens": 500, "n": 2},  # cancelled
+        {"max_tokens": 50, "min_tokens": 50, "schema": never},  # fails
+        {"max_tokens": 50, "stops": ("in",)},
+    ]
+    prompts = []
+    for options in kinds:
+        prompt = exchange.prepare(QUESTION, Options(**options))
+        prompts.append(weakref.ref(prompt))
+        answer = exchange.answer(prompt)
+        next(answer)
+        try:
+            while "min_tokens" not in options or "schema" in options:
+                next(answer)
+        except StopIteration:
+            pass
+        except ValueError as error:
+            assert "forbidden" in str(error)
+        answer.close()
+    deadline = time.monotonic() + 5
+    while not engine.is_idle and time.monotonic() < deadline:
+        time.sleep(0.005)
+    exchange.worker.call(lambda: None).result(5)  # the last step has been told
+    ended = [event for event in told if isinstance(event, Finished)]
+    assert sorted(event.reason for event in ended) == ["abort"] * 3 + ["error"] + ["length"] * 3
+    for event in ended:
+        with pytest.raises(KeyError):
+            engine.result(event.id)
+    del prompt, answer, ended, event
+    told.clear()
+    gc.collect()
+    assert [prompt() for prompt in prompts] == [None] * 4
+
+
+def test_all_that_a_step_says_comes_to_the_loop_at_once(exchange, monkeypatch):
+    n_steps, n_calls = 0, 0
+
+    async def everybody():
+        loop = asyncio.get_running_loop()
+        step, call = exchange.worker.engine.step, loop.call_soon_threadsafe
+
+        def stepped():
+            nonlocal n_steps
+            n_steps += 1
+            return step()
+
+        def called(*given, **more):
+            nonlocal n_calls
+            n_calls += 1
+            return call(*given, **more)
+
+        monkeypatch.setattr(exchange.worker.engine, "step", stepped)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", called)
+        options = Options(max_tokens=30, min_tokens=30)
+        talks = [exchange.begin(exchange.prepare(QUESTION, options)) for _ in range(4)]
+
+        async def end(talk):
+            *_, last = [said async for said in talk]
+            return last
+
+        return await asyncio.gather(*map(end, talks))
+
+    ends = asyncio.run(everybody())
+    assert [end.usage.generated for end in ends] == [30] * 4 and n_calls <= n_steps < 4 * 30
 
 
 def test_too_many_are_refused(exchange):
@@ -132,7 +220,7 @@ def test_thoughts_calls_and_forms(exchange):
     assert isinstance(said[0], Thought) and end.usage.thought <= 22
 
 
-def test_constraints_are_kept_when_pages_run_out(model):
+def test_constraints_are_kept_when_pages_run_out(model, monkeypatch):
     """Requests that wait, and are computed again, end as they do alone: no token is told twice."""
     params = [SamplingParams(temperature=1.5, seed=k) for k in range(6)]
     long = {"type": "object", "properties": {"a": {"type": "string", "minLength": 250, "maxLength": 300}}}
@@ -164,8 +252,10 @@ def test_constraints_are_kept_when_pages_run_out(model):
 
     pages = {"global": 20, "sliding": 60}
     scarce = Engine(model, ops_for("cpu"), n_seqs=6, n_pages=pages, page=32, chunk=32)
-    crowd = run(scarce, range(6))
-    assert sum(scarce.usage(id).preemptions for id in range(6)) > 0
+    with monkeypatch.context() as patch:
+        told = overheard(scarce, patch)
+        crowd = run(scarce, range(6))
+    assert sum(event.usage.preemptions for event in told if isinstance(event, Finished)) > 0
     for k in range(6):
         assert run(Engine(model, ops_for("cpu")), [k]) == {k: crowd[k]}
 
