@@ -103,7 +103,7 @@ def make_service(args: argparse.Namespace) -> Any:
     from fastpath.cli.setup import open_model, prepare, say
     from fastpath.engine import Engine
     from fastpath.media import Encoders, load_projector
-    from fastpath.server.fetch import fetch
+    from fastpath.server.fetch import Fetcher
     from fastpath.server.service import Service, Settings
     from fastpath.talk.exchange import Exchange
     from fastpath.talk.worker import Worker
@@ -146,7 +146,7 @@ def make_service(args: argparse.Namespace) -> Any:
         max_body=int(args.max_body_mb * 1e6),
         origins=tuple(args.cors),
         hosts=(*LOCAL, *args.allow_host) if args.host in LOCAL else None,
-        fetch=fetch if args.allow_urls else None,
+        fetch=Fetcher() if args.allow_urls else None,
         log_prompts=args.log_prompts,
     )
     return Service(exchange, settings, [model.path, *([media.path] if media else [])])

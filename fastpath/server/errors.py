@@ -13,7 +13,7 @@ from fastpath.server.streams import JSON
 from fastpath.talk.exchange import ContextOverflow
 from fastpath.talk.worker import Closing, QueueFull
 
-_FIELD = re.compile(r"([A-Za-z_]\w*(?:\[[^\]]*\]|\.[\w$-]+)*): ")
+_FIELD = re.compile(r"^([A-Za-z_]\w*(?:\[[^\]]*\]|\.[\w$-]+)*): ")
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -99,7 +99,8 @@ def _invalid(error: ValidationError) -> ApiError:
 def shape(path: str, error: ApiError) -> dict[str, Any]:
     """The body of an error, as the API of this path writes it."""
     if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": error.type, "message": error.message, **error.more}}
+        message = _FIELD.sub(lambda found: re.sub(r"\[(\w+)\]", r".\1", found[0]), error.message, 1)
+        return {"type": "error", "error": {"type": error.type, "message": message, **error.more}}
     if path.startswith("/api/"):
         return {"error": error.message}
     what = {"message": error.message, "type": error.type, "param": error.field, "code": error.code}

@@ -16,6 +16,7 @@ from fastpath.server.streams import JSON, line
 from fastpath.talk.events import Call, Finish, Options, Said, Text, Thought
 from fastpath.talk.exchange import Prompt
 from refimpl.frontend.dialects import ollama_generated, ollama_messages
+from refimpl.media_tensors import Media
 
 NDJSON = "application/x-ndjson"
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty",
@@ -94,13 +95,18 @@ def _version() -> str:
         return "0"
 
 
+def _kinds(media: Media) -> list[str]:
+    return [name for name in ("vision", "audio") if getattr(media, name) is not None]
+
+
 class _About:
     """What the model is."""
 
     def __init__(self, service: Service):
         self._service = service
         self._file = service.exchange.worker.engine.lanes.model.file
-        self._sees = service.exchange.encoders is not None
+        encoders = service.exchange.encoders
+        self._media = [] if encoders is None else _kinds(encoders.media)
 
     def head(self) -> dict[str, Any]:
         return _head(self._service.settings.name)
@@ -125,7 +131,7 @@ class _About:
             for key, value in self._file.metadata.items()
             if not key.startswith("tokenizer.") and isinstance(value, str | int | float | bool)
         }
-        can = ["completion", "tools", "thinking", *(["vision"] if self._sees else [])]
+        can = ["completion", "tools", "thinking", *self._media]
         return {
             "modelfile": "",
             "parameters": "",

@@ -96,4 +96,4 @@ def test_faults_have_this_apis_shape(messages):
         ask(messages, [{"role": "robot", "content": "Hi"}])
     assert caught.value.body["type"] == "error"
     assert caught.value.body["error"]["type"] == "invalid_request_error"
-    assert "messages[0]" in caught.value.body["error"]["message"]
+    assert "messages.0: " in caught.value.body["error"]["message"]

@@ -64,4 +64,4 @@ def test_what_there_is(client):
 def test_faults_have_this_apis_shape(client):
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat("demo", QUESTION, options={"top_p": 7})
-    assert caught.value.status_code == 400 and caught.value.error.startswith("top_p: 7")
+    assert caught.value.status_code == 400 and caught.value.error.startswith("options.top_p: 7")
