@@ -45,14 +45,14 @@ def create_app(service: Service) -> ASGIApp:
     async def of_http(request: Request, error: HTTPException) -> Response:
         what = {404: "no such path", 405: f"{request.method} is not allowed here"}
         told = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
-        return response(request.url.path, told)
+        return response(request, told)
 
     @app.exception_handler(ClientGone)
     async def of_nobody(request: Request, error: ClientGone) -> Response:
         return Response(status_code=499)  # nobody reads it
 
     async def of_ours(request: Request, error: Exception) -> Response:
-        return response(request.url.path, service.told(error))
+        return response(request, service.told(error))
 
     for kind in TOLD:  # by name: what is left to the handler of everything is raised again behind its answer
         app.add_exception_handler(kind, of_ours)

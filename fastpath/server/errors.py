@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.requests import HTTPConnection
 
 from fastpath.lanes import NotFiniteError
 from fastpath.server.streams import JSON
@@ -23,6 +24,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+ANTHROPIC = "/v1/messages"
 MAX_SHOWN = 400  # characters of a message
 
 
@@ -98,7 +100,7 @@ def _invalid(error: ValidationError) -> ApiError:
 
 def shape(path: str, error: ApiError) -> dict[str, Any]:
     """The body of an error, as the API of this path writes it."""
-    if path.startswith("/v1/messages"):
+    if path.startswith(ANTHROPIC):
         message = _FIELD.sub(lambda found: re.sub(r"\[(\w+)\]", r".\1", found[0]), error.message, 1)
         return {"type": "error", "error": {"type": error.type, "message": message, **error.more}}
     if path.startswith("/api/"):
@@ -107,5 +109,11 @@ def shape(path: str, error: ApiError) -> dict[str, Any]:
     return {"error": {**what, **error.more}}
 
 
-def response(path: str, error: ApiError) -> JSON:
+def of_anthropic(request: HTTPConnection) -> bool:
+    """Whether it is a client of Anthropic's API: some of its paths are OpenAI's too."""
+    return "anthropic-version" in request.headers or request.url.path.startswith(ANTHROPIC)
+
+
+def response(request: HTTPConnection, error: ApiError) -> JSON:
+    path = ANTHROPIC if of_anthropic(request) else request.url.path
     return JSON(shape(path, error), error.status, headers=error.headers)

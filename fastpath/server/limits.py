@@ -9,6 +9,7 @@ from secrets import token_hex
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fastpath.server.errors import ApiError, response
@@ -59,7 +60,7 @@ class Guard:
                 self._check_key(headers)
             await self._app(scope, self._bounded(headers, receive), send)
         except ApiError as error:  # of the three checks; those of the application are answered inside
-            await response(scope["path"], error)(scope, receive, send)
+            await response(HTTPConnection(scope), error)(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
         """A page of another place can point its own name at this machine; it then asks as if it were ours."""

@@ -47,6 +47,7 @@ class GenerateRequest(OllamaRequest):
 
 class ShowRequest(Fields):
     model: str = ""
+    name: str = ""  # what it was called before
 
 
 def router(service: Service) -> APIRouter:
@@ -78,7 +79,10 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/api/show", openapi_extra=body_schema(ShowRequest))
     async def show(request: Request) -> Response:
-        await service.read(request, ShowRequest)
+        asked = await service.read(request, ShowRequest)
+        name, known = asked.model or asked.name, service.settings.name
+        if name.removesuffix(":latest") not in (known, known.removesuffix(":latest"), ""):
+            raise ApiError(404, f"model: {name} is not here, expected {known}", field="model")
         return JSON(about.all())
 
     @routes.get("/api/version")

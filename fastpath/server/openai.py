@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from fastpath.server.errors import ApiError, shape
+from fastpath.server.errors import ApiError, of_anthropic, shape
 from fastpath.server.service import MAX_CHOICES, NAMES, Answer, Fields, Service, body_schema, stops_of
 from fastpath.server.streams import JSON, sse
 from fastpath.talk.events import Call, Finish, Options, PromptLogprobs, Said, Text, Thought
@@ -98,8 +99,10 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["OpenAI"])
 
     @routes.get("/v1/models")
-    async def models() -> Response:
-        return JSON({"object": "list", "data": [_model(service)]})
+    async def models(request: Request) -> Response:
+        name = service.settings.name
+        ends = {"has_more": False, "first_id": name, "last_id": name} if of_anthropic(request) else {}
+        return JSON({"object": "list", "data": [_model(service)]} | ends)
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -122,14 +125,17 @@ def router(service: Service) -> APIRouter:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    n = service.exchange.context_len
+    """As OpenAI's API has it, and as Anthropic's has it at the same path."""
     name = service.settings.name
     return {
         "id": name,
         "object": "model",
         "created": service.began,
         "owned_by": "twinpath",
-        "context_length": n,
+        "context_length": service.exchange.context_len,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.began, UTC).isoformat(),
     }
 
 

@@ -91,6 +91,20 @@ def test_tokens_are_counted_without_an_answer(messages):
     assert messages.count_tokens(model="demo", messages=QUESTION, system="Be brief.").input_tokens > 12
 
 
+def test_the_model_is_listed(served):
+    models = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0).models
+    [model] = models.list()
+    assert (model.id, model.type, model.display_name) == ("demo", "model", "demo")
+    assert models.retrieve("demo").created_at.year >= 2024
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        models.retrieve("other")
+    assert caught.value.body["error"]["type"] == "not_found_error"
+
+
+def test_the_answer_names_the_model_that_was_asked(messages):
+    assert ask(messages, model="claude-of-any-kind", max_tokens=1).model == "demo"
+
+
 def test_faults_have_this_apis_shape(messages):
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(messages, [{"role": "robot", "content": "Hi"}])

@@ -26,6 +26,10 @@ def test_a_chat(client):
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_the_answer_names_the_model_that_answered(client):
+    assert client.chat("any:13b", QUESTION, options={"num_predict": 1}).model == "demo"
+
+
 def test_generate(client):
     assert client.generate("demo", "What is Twinpath?", options=GREEDY).response == ANSWER
     parts = client.generate("demo", "What is Twinpath?", options={**GREEDY, "num_predict": 4}, stream=True)
@@ -57,6 +61,10 @@ def test_what_there_is(client):
     [model] = client.list().models
     assert model.model == "demo" and model.size > 1e6
     assert "completion" in client.show("demo").capabilities
+    assert client.show("demo:latest").template == client.show("demo").template
+    with pytest.raises(ollama.ResponseError, match="model: other is not here, expected demo") as caught:
+        client.show("other")
+    assert caught.value.status_code == 404
     [running] = client.ps().models
     assert running.model == "demo"
 

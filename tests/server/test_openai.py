@@ -22,7 +22,9 @@ def chat(served):
     made = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
     def ask(messages=QUESTION, **options):
-        return made.chat.completions.create(model="demo", messages=messages, **{"temperature": 0, **options})
+        return made.chat.completions.create(
+            **{"model": "demo", "messages": messages, "temperature": 0, **options}
+        )
 
     ask.client = made
     return ask
@@ -31,8 +33,10 @@ def chat(served):
 def test_the_model_is_listed(chat):
     [model] = chat.client.models.list().data
     assert model.id == "demo" and chat.client.models.retrieve("demo").id == "demo"
-    with pytest.raises(openai.NotFoundError):
-        chat.client.models.retrieve("other")
+    with pytest.raises(openai.NotFoundError) as caught:
+        chat.client.models.retrieve("some/other")
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    assert chat(max_tokens=1, model="gpt-of-any-kind").model == "demo"
 
 
 def test_an_answer(chat):
