@@ -74,6 +74,8 @@ def run_serve(args: argparse.Namespace) -> int:
         listener.listen(1024)
         place = f"[{host}]" if ":" in host else host
         print(f"listening on http://{place}:{port}", file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            print("open it in a browser to chat; Ctrl+C ends", file=sys.stderr, flush=True)
         run(service, listener)
     finally:
         listener.close()

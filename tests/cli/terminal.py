@@ -56,6 +56,10 @@ class Terminal:
                 self._read(0.2)
                 assert re.search(pattern, self.text[self.seen :]), f"ended without {pattern!r}: {self.text!r}"
 
+    def resize(self, rows: int, columns: int) -> None:
+        """The terminal itself tells its process of it."""
+        termios.tcsetwinsize(self.master, (rows, columns))
+
     def wait(self, timeout: float = 60) -> int:
         deadline = time.monotonic() + timeout
         while self.process.poll() is None and time.monotonic() < deadline:

@@ -1,6 +1,8 @@
 """`chat` in a pipe, its commands, its files."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -57,6 +59,17 @@ class TestPipes:
         outcome = chat('"""', "What is", "21+14?")
         assert outcome.status == 0 and "[" in outcome.err and outcome.out
 
+    @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+    def test_a_reader_that_goes_away_ends_it_without_a_word(self):
+        words = [sys.executable, "-m", "fastpath.cli", "chat", "--temperature", "0"]
+        pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+        with subprocess.Popen(words, **pipes) as process:
+            process.stdout.close()
+            process.stdin.write(f"{SUM}\n{SUM}\n".encode())
+            process.stdin.close()
+            err = process.stderr.read().decode()
+            assert process.wait(120) == 141 and "twinpath:" not in err
+
     def test_bytes_that_are_no_text(self, twinpath):
         outcome = twinpath("chat", "--temperature", 0, stdin=b"What is 21+14?\r\nab\xff\n")
         assert outcome.status == 2 and outcome.out == "35\n"
@@ -100,6 +113,13 @@ class TestCommands:
     def test_beginnings_are_enough_where_they_are_clear(self, chat):
         assert "memory" in chat("/inf").out
         assert "did you mean /system or /schema or /sampling or /save?" in chat("/s").err
+
+    @pytest.mark.parametrize(
+        "line", ["/undo 2", "/retry now", "/q please", "/info x", "/thought 1", "/help me"]
+    )
+    def test_commands_that_stand_alone(self, chat, line):
+        outcome = chat(SUM, line, "/undo")
+        assert " alone\n" in outcome.err and f"[taken back: {SUM}]" in outcome.err
 
     def test_system(self, chat):
         outcome = chat("/system Answer in French.", "/system", "/system -")

@@ -232,6 +232,47 @@ class TestTerminals:
             screen.expect("twinpath: interrupted")
             assert screen.wait() == 130
 
+    def test_a_tool_loop_by_hand(self, tmp_path):
+        """The call is shown, its result asked for; Ctrl+C and Ctrl+D in its place end the answer only."""
+        function = {"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}}
+        (tmp_path / "tools.json").write_text(json.dumps([{"type": "function", "function": function}]))
+        asks = r"result of get_weather>"
+        with Terminal("chat", "--temperature", 0, "--no-history") as screen:
+            screen.expect(WAITS)
+            screen.send(f"/tools {tmp_path / 'tools.json'}{ENTER}")
+            screen.expect("tools: get_weather")
+            screen.expect(WAITS)
+            screen.send(f"What is the weather in Oslo?{ENTER}")
+            assert '[calls get_weather {"city": "Oslo"}]' in screen.expect(asks)
+            screen.send(f"20 degrees{ENTER}")
+            assert "20 degrees" in screen.expect(r"degrees.*\n\[\d+ tokens[^\]]*\]")
+            for key, said in ((CTRL_C, r"\[stopped\]"), (CTRL_D, r"\[no result of get_weather")):
+                screen.expect(WAITS)
+                screen.send(f"What is the weather in Oslo?{ENTER}")
+                screen.expect(asks)
+                screen.send(key)
+                screen.expect(said)
+            screen.expect(WAITS)
+            screen.send(f"What is 21+14?{ENTER}")
+            assert "35" in screen.expect(ANSWERED)
+            screen.expect(WAITS)
+            screen.send(f"/quit{ENTER}")
+            assert screen.wait() == 0
+
+    def test_a_window_may_change_its_size_while_an_answer_comes(self, tiny_path):
+        with Terminal("chat", "--model", tiny_path, "--backend", "ref", "--no-history") as screen:
+            screen.expect(WAITS)
+            screen.send(f"go on{ENTER}")
+            screen.expect(r"go on\s+\S[^>]*\S")
+            for size in ((8, 20), (40, 120), (3, 9)):
+                screen.resize(*size)
+                screen.expect(r"\S", timeout=20)
+            screen.send(CTRL_C)
+            screen.expect(r"\[stopped\]")
+            screen.expect(WAITS)
+            screen.send(CTRL_D)
+            assert screen.wait() == 0
+
     def test_a_dumb_terminal_gets_letters_only(self):
         with Terminal("chat", "--temperature", 0, term="dumb") as screen:
             screen.expect("> ")

@@ -45,12 +45,15 @@ def run_command(session: Session, line: str) -> None:
         if len(near) != 1:
             known = f"did you mean {' or '.join(near)}?" if near else "/help lists those that there are"
             raise ValueError(f"{name}: no such command; {known} (a message that begins with / is written //)")
-        command = COMMANDS[near[0]]
+        name = near[0]
+        command = COMMANDS[name]
+    if rest.strip() and not command.given:
+        raise ValueError(f"{name} {rest.strip()}: expected {name} alone")
     command.run(session, rest.strip())
 
 
 def _help(session: Session, rest: str) -> None:
-    rows = [f"{f'{name} {each.given}':24} {each.does}" for name, each in COMMANDS.items()]
+    rows = [f"{f'{name} {each.given}':26} {each.does}" for name, each in COMMANDS.items()]
     session.show.text("\n".join([*rows, HELP]))
 
 

@@ -73,7 +73,9 @@ class Session:
                 raise
             self.show.note("[stopped]")
         except OSError as error:
-            self._fault(f"{error.filename or ''}: {error.strerror or error}")
+            if error.filename is None:  # of the answer's own way out: the next one has none either
+                raise
+            self._fault(f"{error.filename}: {error.strerror}")
         except ValueError as error:
             self._fault(str(error))
 

@@ -42,8 +42,12 @@ def open_shower() -> Shower:
 
 
 def folded(thought: str) -> str:
-    n = len(thought.split())
-    return f"[thought of {n} word{'' if n == 1 else 's'}: /thought shows it]"
+    return f"[thought of {words(thought)}: /thought shows it]"
+
+
+def words(text: str) -> str:
+    n = len(text.split())
+    return f"{n} word{'' if n == 1 else 's'}"
 
 
 def call_line(call: Call) -> str:
@@ -170,7 +174,7 @@ class Formatted:
 
     def _thinking(self) -> Any:
         if not self.shows_thoughts:
-            return self._styled(f"thinking: {len(self.thought.split())} words", "dim")
+            return self._styled(f"thinking: {words(self.thought)}", "dim")
         return self._styled(self._tail(self.thought), "dim")
 
     def _preview(self) -> Any:
