@@ -4,7 +4,7 @@
 
 The server is the one of `serve`, in a process of its own; the client is this process, which does nothing but
 read. `bare` is the same engine in the same thread, stepped without anything around it: no HTTP, no protocol,
-no other thread that wakes up. Both compute the same prompt, which is in the prefix cache.
+no other thread that wakes up. Both are given the same prompt, of which the prefix cache has the same.
 
     first token   from the request to the first piece of its answer
     tokens/s      of --parallel answers of -n tokens. The engine is held until all of them have arrived, so

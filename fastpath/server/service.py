@@ -27,10 +27,12 @@ from refimpl.frontend.sampling import SamplingParams
 
 Body = TypeVar("Body", bound=BaseModel)
 Made = TypeVar("Made", bound="Prompt | list[Prompt]")
+SMALL_BODY = 1 << 16  # bytes that are read faster than a thread is told to
 PREPARING = 4  # requests whose prompts are made at the same time
 MAX_CHOICES = 16
 MAX_PROMPTS = 64  # of one request
 MAX_STOPS = 64
+MAX_NOTE = 1000  # characters of a header
 NAMES = {"bias": "logit_bias"}
 
 
@@ -87,7 +89,10 @@ class Service:
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body of a request, whatever it says of its type: it is JSON."""
-        return await self.in_thread(kind.model_validate_json, await request.body() or b"{}")
+        body = await request.body() or b"{}"
+        if len(body) <= SMALL_BODY:
+            return kind.model_validate_json(body)
+        return await self.in_thread(kind.model_validate_json, body)
 
     async def prepared(self, make: Callable[[], Made]) -> Made:
         """A prompt or several, made in a thread.  If there is no room, this is said before the work."""
@@ -137,7 +142,7 @@ class Service:
             answers = await unless_gone(request, self._collected(talk, n))
         finally:
             talk.leave()
-        return JSON(make(answers))
+        return JSON(make(answers), headers=_notes(prompt))
 
     def _begun(self, prompt: Prompt | list[Prompt]) -> Talk | Several:
         if self.settings.log_prompts:
@@ -167,7 +172,9 @@ class Service:
         """
         talk = self._begun(prompt)
         ping = {} if media_type == "text/event-stream" else {"ping": b""}
-        return Streamed(self._safe(frames(self._watched(talk)), failed), talk.leave, media_type, **ping)
+        made = Streamed(self._safe(frames(self._watched(talk)), failed), talk.leave, media_type, **ping)
+        made.headers.update(_notes(prompt))
+        return made
 
     async def _safe(
         self, frames: AsyncIterator[bytes], failed: Callable[[ApiError], bytes]
@@ -237,6 +244,13 @@ class Answer:
     def end(self) -> Finish:
         assert self.finish is not None, "an answer that has not ended"
         return self.finish
+
+
+def _notes(prompt: Prompt | list[Prompt]) -> dict[str, str]:
+    """A header for what a client should know of its request: that the end of a sound is not heard."""
+    notes = [] if isinstance(prompt, list) else prompt.notes
+    text = " ".join("; ".join(notes).split()).encode("ascii", "replace").decode()
+    return {"x-note": text[:MAX_NOTE]} if text else {}
 
 
 def stops_of(stop: str | Sequence[str] | None, field: str = "stop") -> list[str]:
