@@ -42,3 +42,21 @@ def test_answers_that_have_begun_are_ended_and_nothing_is_left(signum):
     assert last["finish_reason"] == "length"
     assert "Traceback" not in said, said
     assert server.returncode in (0, -signum, 128 + signum), (server.returncode, said)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_without_a_traceback():
+    command = [sys.executable, "-m", "fastpath.cli", "serve", "--port", "0", "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = next(line for line in server.stderr if "listening on" in line).split()[-1]
+            endless = LONG | {"min_tokens": 4000, "max_tokens": 4000}
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=endless, timeout=60) as answer:
+                next(answer.iter_lines())
+                server.send_signal(signal.SIGINT)
+                assert "Ctrl+C ends at once" in server.stderr.readline()
+                server.send_signal(signal.SIGINT)
+                said = server.stderr.read()
+            server.wait(5)
+        finally:
+            server.kill()
+    assert said == "twinpath: interrupted\n" and server.returncode == 130, said
