@@ -20,8 +20,9 @@ from refimpl.media_tensors import Media
 
 NDJSON = "application/x-ndjson"
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "presence_penalty",
-            "frequency_penalty")  # fmt: skip
-_WHOLE = ("top_k", "seed")
+            "frequency_penalty", "repeat_last_n")  # fmt: skip
+_NAMES = {name: f"options.{name}" for name in _OPTIONS} | {"penalty_window": "options.repeat_last_n"}
+_WHOLE = ("top_k", "seed", "repeat_last_n")
 
 
 class OllamaRequest(Fields):
@@ -164,6 +165,7 @@ class _About:
 def _options(service: Service, asked: OllamaRequest, tools: Sequence[Any] | None) -> Options:
     given = asked.options or {}
     sampling = {name: _number(given, name) for name in _OPTIONS}
+    sampling["penalty_window"] = sampling.pop("repeat_last_n")
     most = _number(given, "num_predict", whole=True)
     stop = given.get("stop")
     if not isinstance(stop, str | None) and not (
@@ -171,7 +173,7 @@ def _options(service: Service, asked: OllamaRequest, tools: Sequence[Any] | None
     ):
         raise ApiError(400, "options.stop: expected a string or a list of strings", field="options.stop")
     return Options(
-        params=service.params({name: f"options.{name}" for name in _OPTIONS}, **sampling),
+        params=service.params(_NAMES, **sampling),
         max_tokens=service.limit(
             most if most is not None and most >= 0 else None, field="options.num_predict"
         ),

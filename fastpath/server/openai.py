@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -93,6 +93,9 @@ class ChatRequest(Sampled):
     thinking_budget: int | None = Field(None, ge=0)
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
+    image_tokens: Literal[70, 140, 280, 560, 1120] | None = None
+    functions: Any = None
+    modalities: list[str] | None = None
 
 
 def router(service: Service) -> APIRouter:
@@ -149,6 +152,7 @@ def failed(error: ApiError) -> bytes:
 
 def chat_options(service: Service, asked: ChatRequest) -> Options:
     asked.check_prompt_logprobs()
+    _check_unknown(asked)
     template = dict(asked.chat_template_kwargs or {})
     limit = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     thinking = template.pop("enable_thinking", asked.reasoning_effort not in (None, "none"))
@@ -168,8 +172,22 @@ def chat_options(service: Service, asked: ChatRequest) -> Options:
         n_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         n_prompt_logprobs=asked.prompt_logprobs,
         continue_final=asked.continue_final_message,
+        image_tokens=asked.image_tokens,
         template=template,
     )
+
+
+def _check_unknown(asked: ChatRequest) -> None:
+    """What would change the answer if it were done, and cannot be done, is not passed over."""
+    if asked.functions:
+        raise ApiError(400, "functions: expected them as tools, which they became in 2023", field="functions")
+    if set(asked.modalities or ()) - {"text"}:
+        message = (
+            f"modalities: {str(asked.modalities)[:80]}, expected text: this model writes and does not speak"
+        )
+        raise ApiError(400, message, field="modalities")
+    if asked.top_logprobs and not asked.logprobs:
+        raise ApiError(400, "top_logprobs: expected logprobs to be true with it", field="top_logprobs")
 
 
 def schema_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, Any] | None:

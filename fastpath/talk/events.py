@@ -32,6 +32,7 @@ class Options:
     n_logprobs      events of text carry the log-probabilities of their tokens, and so many likeliest ones
     n_prompt_logprobs  the same of the prompt's tokens, in an event of their own before all others
     continue_final  the last message is the beginning of the answer
+    image_tokens    most soft tokens of an image; None: what the exchange was made with
     template        further variables of the template
     """
 
@@ -50,6 +51,7 @@ class Options:
     n_logprobs: int | None = None
     n_prompt_logprobs: int | None = None
     continue_final: bool = False
+    image_tokens: int | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -36,13 +36,14 @@ from refimpl.batch import SoftTokens
 from refimpl.frontend.constraint import All, Constraint, MinTokens
 from refimpl.frontend.dialects import Media, media_of
 from refimpl.frontend.grammar import Grammars, tool_calls
-from refimpl.frontend.image import DEFAULT_BUDGET
+from refimpl.frontend.image import BUDGETS, DEFAULT_BUDGET
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
 from refimpl.frontend.splice import KeptAnswers
 from refimpl.frontend.thinking import ThoughtLimits
 
 Fetch = Callable[[Media], bytes]
+DETAILS = {"low": min(BUDGETS), "high": max(BUDGETS)}  # soft tokens of an image
 MAX_MEDIA = 64  # images, sounds and videos of one request
 
 
@@ -68,6 +69,7 @@ class Prompt:
     ids       of the whole conversation
     soft      its images and sounds
     messages  what it was made of; of a raw prompt None
+    notes     what its client should know, as that the end of a sound is not heard
     """
 
     ids: Sequence[int]
@@ -75,6 +77,7 @@ class Prompt:
     soft: Sequence[SoftTokens] = ()
     messages: Sequence[Mapping[str, Any]] | None = None
     constraint: Constraint | None = field(default=None, repr=False)
+    notes: Sequence[str] = ()
 
 
 class Exchange:
@@ -117,7 +120,7 @@ class Exchange:
             QueueFull, Closing: of the worker, before the work begins
         """
         self.worker.check_room()
-        opened = self._opened(messages, fetch)
+        opened = self._opened(messages, options, fetch)
         ids = self.render(messages, options, [each.input.part for each in opened])
         soft: Sequence[SoftTokens] = ()
         if opened and options.n_prompt_logprobs is not None:
@@ -133,7 +136,9 @@ class Exchange:
             futures = [self.worker.call(partial(self.encoders.encode, each)) for each in opened]
             soft = soft_tokens(starts, [future.result() for future in futures])
         options = self._bounded(ids, options)
-        return Prompt(ids, options, soft, messages, self._constraint(ids, options, is_chat=True))
+        notes = [note for each in opened for note in each.input.notes]
+        constraint = self._constraint(ids, options, is_chat=True)
+        return Prompt(ids, options, soft, messages, constraint, notes)
 
     def prepare_raw(self, prompt: str | Sequence[int], options: Options, where: str = "prompt") -> Prompt:
         """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does.
@@ -159,7 +164,7 @@ class Exchange:
         self, messages: Sequence[Mapping[str, Any]], options: Options, fetch: Fetch | None = None
     ) -> int:
         """Tokens of the prompt that these would make; nothing is computed. Raises as `prepare` does."""
-        opened = self._opened(messages, fetch)
+        opened = self._opened(messages, options, fetch)
         return len(self.render(messages, options, [each.input.part for each in opened]))
 
     def render(
@@ -180,7 +185,7 @@ class Exchange:
             continue_final=options.continue_final,
         )
 
-    def _opened(self, messages: Any, fetch: Fetch | None) -> list[Any]:
+    def _opened(self, messages: Any, options: Options, fetch: Fetch | None) -> list[Any]:
         """What stands in the messages, decoded; their faults are for the template to find."""
         found = media_of(messages) if _are_objects(messages) else []
         if not found:
@@ -204,7 +209,8 @@ class Exchange:
                     )
                 data = fetch(item)
             kind: Kind = item.kind  # type: ignore[assignment]
-            how = partial(self.encoders.open, budget=self.image_budget, sampling=self.sampling)
+            budget = DETAILS.get(item.detail) or options.image_tokens or self.image_budget
+            how = partial(self.encoders.open, budget=budget, sampling=self.sampling)
             opened.append(how(kind, data, name=item.where))
         return opened
 

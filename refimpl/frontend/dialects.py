@@ -42,12 +42,14 @@ class Media:
     where  the field it came in
     data   its bytes, if it came with the messages
     url    where it lies, if not
+    detail  of an image, how closely it is looked at: low, high, or "" for what is usual
     """
 
     kind: str
     where: str
     data: bytes | None = None
     url: str = ""
+    detail: str = ""
 
 
 # -- OpenAI ----------------------------------------------------------------------------------------
@@ -353,22 +355,29 @@ def media_of(messages: Iterable[Mapping[str, Any]]) -> list[Media]:
 def _media(kind: str, part: Mapping[str, Any], where: str) -> Media:
     field = str(part["type"])
     if field not in part and f"{kind}_url" in part:
-        field = (
-            f"{kind}_url"  # as in the parts of the Responses API, {"type": "input_image", "image_url": ...}
-        )
+        field = f"{kind}_url"  # Responses API: {"type": "input_image", "image_url": ...}
     value = part.get(field)
+    detail = _detail(part, where)
     where = f"{where}.{field}"
     if isinstance(value, Mapping):
+        detail = _detail(value, where) or detail
         key = "url" if "url" in value else "data"
         value, where = value.get(key), f"{where}.{key}"
     where = place_of(part, where)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{where}: {shown(value)}, expected a URL or base64")
     if value.startswith("data:"):
-        return Media(kind, where, data=_data_url(value, where))
+        return Media(kind, where, data=_data_url(value, where), detail=detail)
     if value.startswith(("http://", "https://", "file:")):
-        return Media(kind, where, url=value)
-    return Media(kind, where, data=_base64(value, where))
+        return Media(kind, where, url=value, detail=detail)
+    return Media(kind, where, data=_base64(value, where), detail=detail)
+
+
+def _detail(value: Mapping[str, Any], where: str) -> str:
+    detail = value.get("detail")
+    if detail not in (None, "auto", "low", "high"):
+        raise ValueError(f"{where}.detail: {shown(detail)}, expected auto, low or high")
+    return "" if detail in (None, "auto") else str(detail)
 
 
 def _data_url(url: str, where: str) -> bytes:

@@ -40,6 +40,13 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {"messages": QUESTION, "grammar": "root ::= ("}, "grammar"),
     (CHAT, {"messages": QUESTION, "regex": "("}, "regex"),
     (CHAT, {"messages": QUESTION, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"messages": QUESTION, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": QUESTION, "functions": [{"name": "f"}]}, "functions"),
+    (CHAT, {"messages": QUESTION, "modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"messages": QUESTION, "image_tokens": 300}, "image_tokens"),
+    (CHAT, {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:;base64,aGk=", "detail": "huge"}}]}]},
+     "messages[0].content[0].image_url.detail"),
     (CHAT, {"messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]},
      "messages[0].content[0].image_url.url"),
@@ -108,6 +115,7 @@ FAULTS = [  # path, body, the field that is named
     ("/api/chat", {"messages": QUESTION, "options": {"temperature": -1}}, "options.temperature"),
     ("/api/chat", {"messages": QUESTION, "options": {"num_predict": 0}}, "options.num_predict"),
     ("/api/chat", {"messages": QUESTION, "options": {"stop": ""}}, "options.stop"),
+    ("/api/chat", {"messages": QUESTION, "options": {"repeat_last_n": -7}}, "options.repeat_last_n"),
     ("/api/chat", {"messages": QUESTION, "format": {"type": 5}}, "format"),
     ("/api/chat", {"messages": [*QUESTION, {"role": "user", "content": 5}]}, "messages[1].content"),
     ("/api/chat", {"messages": [*QUESTION, {"role": "user", "content": "a", "images": ["aGk=", "?"]}]},

@@ -25,6 +25,7 @@ from tests.server.serving import serving
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 N = 12  # tokens of an answer
 QUESTION = "What is this?"
+LONG = base64.b64encode(files.wav(files.sound("long"))).decode()
 PUBLIC = "media.example"  # the only name that this file's resolver knows
 
 
@@ -203,6 +204,45 @@ class TestOpenAI:
         body = {"input": [{"role": "user", "content": parts}], "max_output_tokens": N, "temperature": 0}
         [item] = seeing.post(RESPONSES, json=body).json()["output"]
         assert item["content"][0]["text"] == said(("image", "photo.png"))
+
+
+@pytest.fixture(scope="module")
+def sharp(folder):
+    """The same with as many positions as the largest images have patches, and the usual 280 soft tokens."""
+    name = "v.position_embd.weight"
+    table = tiny_mmproj.tensors_of("e2b")[name]
+    large = np.resize(table, (2, 400, table.shape[2]))
+    media = load_media(tiny_mmproj.make(folder / "sharp.gguf", "e2b", replace={name: large}))
+    model = load_model(tiny.make(folder / "long.gguf", "e2b", keys={"gemma4.context_length": 1500}))
+    with serving(model, media=media) as served, httpx.Client(base_url=served.url, timeout=60) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("detail", "more", "n"),
+    [
+        ("low", {}, 63),
+        ("auto", {}, 266),
+        (None, {"image_tokens": 140}, 130),
+        ("low", {"image_tokens": 140}, 63),
+    ],
+)
+def test_how_closely_an_image_is_looked_at(sharp, folder, detail, more, n):
+    """Counts of a picture of 4:3, from the published processor (table T3 of the project's notes)."""
+    part = image(folder, "photo.png")
+    part["image_url"] |= {"detail": detail} if detail else {}
+    words = chat(sharp, max_tokens=1).json()["usage"]["prompt_tokens"]
+    seen = chat(sharp, part, max_tokens=1, **more).json()["usage"]["prompt_tokens"]
+    assert seen - words == n + 2, "soft tokens and a marker on either side"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sound_that_is_cut_is_spoken_of(sharp, stream):
+    part = {"type": "input_audio", "input_audio": {"data": LONG, "format": "wav"}}
+    answer = chat(sharp, part, max_tokens=1, stream=stream)
+    note = answer.headers["x-note"]
+    assert note.startswith("messages[0].content[0].input_audio.data: ") and "30 s" in note, note
+    assert "x-note" not in chat(sharp, max_tokens=1, stream=stream).headers
 
 
 @pytest.mark.parametrize("kind", ["base64", "url"])
