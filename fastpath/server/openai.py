@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fastpath.server.errors import ApiError, of_anthropic, shape
 from fastpath.server.service import MAX_CHOICES, NAMES, Answer, Fields, Service, body_schema, stops_of
-from fastpath.server.streams import JSON, sse
+from fastpath.server.streams import JSON, dumps, sse
 from fastpath.talk.events import Call, Finish, Options, PromptLogprobs, Said, Text, Thought
 from refimpl.frontend import grammar as forms
 from refimpl.frontend.dialects import openai_choice
@@ -219,6 +219,8 @@ class _ChatAnswer:
         self._name, self._tokenizer = service.settings.name, service.exchange.tokenizer
         self._id, self._created = f"chatcmpl-{token_hex(12)}", int(time.time())
         self._wants_usage, self._n_read = asked.wants_usage, asked.prompt_logprobs
+        head = dumps(self._head("chat.completion.chunk"))
+        self._begin = b"data: " + head.removesuffix(b"}") + b',"choices":['  # of each chunk
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = []
@@ -272,7 +274,7 @@ class _ChatAnswer:
         logprobs: Sequence[Logprob] = (),
     ) -> bytes:
         choice = {"index": k, "delta": delta, "finish_reason": reason, "logprobs": self._logprobs(logprobs)}
-        return sse(self._head("chat.completion.chunk") | {"choices": [choice]})
+        return self._begin + dumps(choice) + b"]}\n\n"
 
     def _logprobs(self, found: Sequence[Logprob]) -> dict[str, Any] | None:
         if not found:

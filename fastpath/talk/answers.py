@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from fastpath import engine as many
@@ -86,7 +86,7 @@ class Answers:
     def are_over(self) -> bool:
         return self._n_left == 0
 
-    def push(self, k: int, event: many.Event) -> Iterator[Said]:
+    def push(self, k: int, event: many.Event) -> Sequence[Said]:
         """What an event of the engine says of answer number k.
 
         Raises:
@@ -94,20 +94,19 @@ class Answers:
         """
         answer = self._answers[k]
         if answer.is_over:
-            return
+            return ()
         if isinstance(event, many.Token):
-            yield from answer.token(event)
+            said = answer.token(event)
             if answer.reader.is_stopped and not answer.is_cut:
                 answer.is_cut = True
                 self._ticket.cancel(k)
-        elif isinstance(event, many.PromptRead):
-            yield PromptLogprobs(k, event.logprobs)
-        elif event.error is not None:
+            return said
+        if isinstance(event, many.PromptRead):
+            return [PromptLogprobs(k, event.logprobs)]
+        if event.error is not None:
             raise event.error
-        else:
-            said = answer.end(event)  # before the last is told: who hears it may leave
-            self._n_left -= 1
-            yield from said
+        self._n_left -= 1
+        return answer.end(event)
 
     def whole(self) -> list[tuple[Message, Written]]:
         """Answers that came to their end, with the ids that they are made of."""

@@ -21,6 +21,8 @@ class StopStrings:
         """What of the text so far is certain to come before any stop string."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         # the stop string that is complete first counts: so it does not matter how the text is cut
         found = [(k + len(stop), k, stop) for stop in self._stops if (k := text.find(stop)) >= 0]
