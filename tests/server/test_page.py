@@ -261,7 +261,7 @@ def test_settings_go_with_a_request(page):
 
 
 def test_a_tool_is_called_and_answered_by_hand(page):
-    settle(page, temperature="0", tools=json.dumps(TOOLS))
+    settle(page, temperature="0", tools=json.dumps(TOOLS), max_tokens="80")
     ask_more(
         page,
         """body => ({ ...body, parallel_tool_calls: false,
