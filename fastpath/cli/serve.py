@@ -140,7 +140,7 @@ def make_service(args: argparse.Namespace) -> Any:
         image_budget=args.image_tokens,
         sampling=sampling_of(args),
     )
-    _set_up_grammars(exchange)
+    _set_up_vocabulary(exchange)
     settings = Settings(
         name=args.name or model.path.stem,
         max_tokens=args.max_tokens,
@@ -154,10 +154,11 @@ def make_service(args: argparse.Namespace) -> Any:
     return Service(exchange, settings, [model.path, *([media.path] if media else [])])
 
 
-def _set_up_grammars(exchange: Any) -> None:
-    """Before anybody asks: it holds Python for a second, in which no answer would go on."""
+def _set_up_vocabulary(exchange: Any) -> None:
+    """Before anybody asks: it holds Python for seconds, in which no answer would go on."""
     from fastpath.cli.setup import SILENT_S, say
 
+    exchange.tokenizer.set_up()
     done = exchange.grammars.prepare()
     try:
         done.result(SILENT_S)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 CHARACTERS_BEFORE_LIBRARY = 500_000  # joining so many takes as long as setting up the library
+MUCH = 4000  # characters that the library encodes without the interpreter lock, which it does for lists only
 _NONE = -1  # no token, or no rank
 _ADVICE = "vocabulary and merges must come from one file: convert the model again"
 
@@ -121,9 +122,16 @@ class Bpe:
         self._n_characters += len(text)
         if self._n_characters <= CHARACTERS_BEFORE_LIBRARY:
             return self.join(text)
+        self.set_up()
+        if len(text) < MUCH:
+            return self._library.encode(text, add_special_tokens=False).ids
+        return self._library.encode_batch([text], add_special_tokens=False)[0].ids
+
+    def set_up(self) -> None:
+        """Makes the library's object now: 1 s for 262,144 tokens, in which other threads hardly run."""
         if self._library is None:
             self._library = self._make_library()
-        return self._library.encode(text, add_special_tokens=False).ids
+            self._n_characters = max(self._n_characters, CHARACTERS_BEFORE_LIBRARY)
 
     def join(self, text: str) -> list[int]:
         """Ids of a text. Cost: n log n for n characters, 1 to 2 us each."""

@@ -174,6 +174,10 @@ class Tokenizer:
 
     # -- text to ids -------------------------------------------------------------------------------
 
+    def set_up(self) -> None:
+        """What the first long text would otherwise wait for, and who runs beside it (bpe.py)."""
+        self._bpe.set_up()
+
     def encode(
         self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = False, fence: str = ""
     ) -> list[int]:

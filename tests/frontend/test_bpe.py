@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastpath.load import DEMO
 from quant import open_gguf, write_gguf
 from refimpl.frontend import bpe, bpe_kept
 from refimpl.frontend.bpe import Bpe, make_tables, vocabulary
@@ -197,3 +198,12 @@ def test_old_files_go(file, tmp_path, monkeypatch):
     Tokenizer.from_gguf(file, tmp_path)
     left = {path.name for path in tmp_path.glob("*.npz")}
     assert {"vocabulary-2.npz", "vocabulary-3.npz", "of-somebody-else.npz"} <= left and len(left) == 4
+
+
+def test_long_texts_go_another_way_through_the_library_and_have_the_same_ids():
+    text = "Words, wörds and 世界 in many lines.\n" * 200
+    assert len(text) > bpe.MUCH
+    tokenizer = Tokenizer.from_gguf(open_gguf(DEMO))
+    joined = tokenizer.encode(text), tokenizer.encode(text[:50])
+    tokenizer.set_up()
+    assert (tokenizer.encode(text), tokenizer.encode(text[:50])) == joined

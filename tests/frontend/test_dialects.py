@@ -4,6 +4,7 @@ import base64
 
 import pytest
 
+from refimpl.frontend import dialects
 from refimpl.frontend.chat_template import ChatTemplate
 from refimpl.frontend.dialects import (
     Media,
@@ -309,3 +310,20 @@ def test_media_where_no_template_has_a_place_for_it():
     template = ChatTemplate("{{ messages[1].tool_responses }}", small_family=True, bos="<bos>")
     with pytest.raises(ValueError, match="a tool's result with an image"):
         template.render([user("a"), assistant(None, CITY), result(picture, "t1")])
+
+
+@pytest.mark.parametrize("piece", [1, 4, 7, 100])
+def test_base64_is_read_in_pieces(monkeypatch, piece):
+    monkeypatch.setattr(dialects, "BASE64_PIECE", piece)
+    for n in range(20):
+        data = bytes(range(n))
+        text = base64.b64encode(data).decode()
+        for spelled in (text, "\n".join(text) + " ", text + "\n" * 9):
+            if spelled.strip():
+                part = {"type": "image", "image": spelled}
+                [found] = dialects.media_of([{"role": "user", "content": [part]}])
+                assert found.data == data, (n, spelled)
+    for bad in ("A", "AA", "AAAAA", "AA=", "AA==A", "AA==AAAA", "A=AA", "AAA=AAAA", "é==="):
+        part = {"type": "image", "image": bad}
+        with pytest.raises(ValueError, match=r"^messages\[0\]\.content\[0\]\.image: no base64 "):
+            dialects.media_of([{"role": "user", "content": [part]}])
