@@ -77,7 +77,7 @@ def opened(browser):
 
     def open(url, **options):
         context = browser.new_context(**{"viewport": {"width": 1000, "height": 700}, **options})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         made = context.new_page()
         made.on("pageerror", lambda error: faults.append(str(error)))
@@ -115,7 +115,7 @@ def settle(page, **settings):
 
 def until(page, truth):
     """Playwright's own waiting evaluates strings in the page, which its policy forbids."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not page.evaluate(truth):
         assert time.monotonic() < deadline, f"never: {truth}"
         time.sleep(0.02)
