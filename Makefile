@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-.PHONY: demo serve test test-slow soak lint goldens bench-peers clean
+.PHONY: demo serve test test-slow test-page soak lint goldens bench-peers clean
 
 demo: $(VENV)/.installed          ## install, then let the embedded checkpoint answer a prompt
 	$(PY) -m fastpath.cli --prompt "What is Twinpath?" --stats
@@ -16,6 +16,9 @@ test: $(VENV)/.installed-test     ## the whole suite; no torch, no GPU, no model
 
 test-slow: $(VENV)/.installed-test  ## the same suite with ten times the examples, and the slow tests
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "not live and not gpu"
+
+test-page: $(VENV)/.installed-page  ## the chat page in headless Chromium (Debian: apt install chromium); a minute
+	$(PY) -m pytest tests/server/test_page.py
 
 soak: $(VENV)/.installed-test  ## 2,000 random requests with aborts, on ample and on scarce pages; minutes
 	$(PY) -m tests.soak
@@ -52,6 +55,10 @@ $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
 	@echo "installing twinpath and its test tools into $(VENV) ..."
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test,test-server]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-page: $(VENV)/bin/python pyproject.toml
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[test-page]"
+	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[dev]"

@@ -1,4 +1,4 @@
-"""The page at / in headless Chromium: needs `pip install playwright` and Debian's package chromium.
+"""The page at / in headless Chromium: `make test-page` installs what drives it; Debian's package is chromium.
 
 Most tests talk to the demo checkpoint; those of what is drawn, and when, to a server of the page's own making
 (`FAKE`), whose answers come as a test says.
