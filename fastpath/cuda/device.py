@@ -1,0 +1,74 @@
+"""Who runs the kernels: the GPU of this machine, or what a test puts in its place.
+
+A device has two methods:
+
+    empty(shape, dtype)                         an array of undefined numbers where kernels can use it
+    launch(kernel, grid, threads, *arguments)   a fastpath.cuda.kernel.Kernel over a grid of blocks
+"""
+
+import contextlib
+import functools
+
+_current = None
+
+
+@functools.cache
+def why_not():
+    """One line: why kernels cannot run on a GPU here.  None where they can."""
+    try:
+        from numba import cuda
+    except Exception as error:  # numba-cuda raises errors of its own where libraries are missing
+        return f"numba-cuda does not import: {_line(error)}. Install twinpath[cuda]"
+    try:
+        cuda.get_current_device()
+    except Exception as error:
+        return f"no CUDA device: {_line(error)}"
+    return None
+
+
+def _line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def current():
+    """The device in use; RuntimeError where there is none."""
+    if _current is not None:
+        return _current
+    return _gpu()
+
+
+@contextlib.contextmanager
+def use(device):
+    """Kernels run on `device` inside the `with`."""
+    global _current
+    before, _current = _current, device
+    try:
+        yield device
+    finally:
+        _current = before
+
+
+@functools.cache
+def _gpu():
+    if reason := why_not():
+        raise RuntimeError(f"backend cuda: {reason}")
+    return Gpu()
+
+
+class Gpu:
+    """The GPU through numba-cuda.  Kernels are compiled when they are launched first."""
+
+    def __init__(self):
+        self._compiled = {}
+
+    def empty(self, shape, dtype):
+        from numba import cuda
+
+        return cuda.device_array(shape, dtype)
+
+    def launch(self, kernel, grid, threads, *arguments):
+        if kernel not in self._compiled:
+            from numba import cuda
+
+            self._compiled[kernel] = cuda.jit(kernel.function)
+        self._compiled[kernel][grid, threads](*arguments)

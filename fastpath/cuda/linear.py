@@ -1,0 +1,218 @@
+"""Products with quantised matrices on CUDA, for few rows.        definition: refimpl/ops/linear.py, integer.py
+
+grid       tiles of 4 weight rows; groups of 4 tokens
+block      8 warps.  A warp's step is 4 rows times 256 columns (layout.py), step w, w + 8, ... of the tile
+arithmetic dp4a: exact integer sums per block of the format, in any order.  Then the definition's chain of
+           float32 roundings: blocks ascending, one fma after the other.  A lane has one row of one token
+shared     the numbers of 8 steps that the chain wants, twice: while warp 0 adds up one half, all others fill
+           the other; one barrier between
+traffic    weights are read once for 4 tokens, 16 bytes per lane and load, the next step's before this one's
+           are used; activations come from the caches
+
+The result of a row does not depend on other rows, other tokens or the number of warps.
+"""
+
+from functools import cache
+
+import numpy as np
+from numba import cuda, float32, int32, int64, uint16
+
+from fastpath.cuda import device
+from fastpath.cuda.codes import codes_of, scales_of
+from fastpath.cuda.intrinsics import add32, dp4a_s8, f16_to_f32, fma_rn, load_v4, mul32
+from fastpath.cuda.kernel import Kernel
+from fastpath.cuda.layout import CODINGS, LANES, ROWS, SUB_BLOCKS
+from fastpath.cuda.quantize import round_activations
+from fastpath.cuda.warp import sum_of_8
+
+WARPS, TOKENS = 8, 4
+THREADS = 32 * WARPS
+
+
+def linear(x, weight, activations, *, out=None):
+    """`weight` is a layout.DeviceMatrix; activations "int8"."""
+    if activations != "int8":
+        raise ValueError(f"activations: got {activations!r}, and on the device there is 'int8'. Choose that")
+    T, (M, C) = len(x), weight.shape
+    out = device.current().empty((T, M), np.float32) if out is None else out
+    rounded = round_activations(x, 256 if weight.coding.is_256 else 32)
+    n_blocks = np.int32(C // (256 if weight.coding.is_256 else 32))
+    grid = weight.n_tiles, -(-T // TOKENS)
+    q = rounded.q.view(np.int32)
+    device.current().launch(
+        PRODUCTS[weight.format_name], grid, THREADS, *weight.planes, q, rounded.scale, rounded.sums, n_blocks, out
+    )
+    return out
+
+
+@cuda.jit(device=True)
+def _dot(words, q, t, column):
+    """32 codes in 8 words times the activations of token t from word `column` on."""
+    first, second = load_v4(q, t * q.shape[1] + column), load_v4(q, t * q.shape[1] + column + 4)
+    total = int32(0)
+    for i in range(4):
+        total = dp4a_s8(words[i], first[i], total)
+    for i in range(4):
+        total = dp4a_s8(words[i + 4], second[i], total)
+    return total
+
+
+@cuda.jit(device=True)
+def _dots_of_16(words, q, t, column):
+    """The same for either half."""
+    first, second = load_v4(q, t * q.shape[1] + column), load_v4(q, t * q.shape[1] + column + 4)
+    low, high = int32(0), int32(0)
+    for i in range(4):
+        low = dp4a_s8(words[i], first[i], low)
+    for i in range(4):
+        high = dp4a_s8(words[i + 4], second[i], high)
+    return low, high
+
+
+BLOCKS_32 = WARPS * SUB_BLOCKS  # that a thread block does between two barriers
+PLANE_32 = BLOCKS_32 * ROWS + ROWS  # of one token; the padding spreads tokens over the banks
+HALF_32 = TOKENS * PLANE_32
+SHARED_32 = 2 * HALF_32
+
+
+def _product_32(coding):
+    """For formats of 32 values: every lane's 32 columns are a block with scales of its own."""
+    load_codes, load_scales = codes_of(coding), scales_of(coding)
+    offset, has_minimum = coding.offset, coding.has_minimum
+    shared_m = SHARED_32 if has_minimum else 1
+
+    def kernel(low, high, sub, block, q, scale, sums, n_blocks, out):
+        dots, factors = cuda.shared.array(SHARED_32, float32), cuda.shared.array(SHARED_32, float32)
+        totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
+        T, M = out.shape
+        steps = q.shape[1] // 64
+        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        row, j = lane >> 3, lane & 7
+        t0 = cuda.blockIdx.y * TOKENS
+        n_tokens = min(TOKENS, T - t0)
+        base = int64(cuda.blockIdx.x) * steps
+        acc = float32(0)
+        half = 0
+        codes = load_codes(low, high, base + min(warp, steps - 1), lane)
+        for first in range(0, steps, WARPS):
+            step = first + warp
+            following = load_codes(low, high, base + min(step + WARPS, steps - 1), lane)
+            if step < steps:
+                d, m = load_scales(sub, base + step, lane)
+                b = step * SUB_BLOCKS + j
+                place = half + (warp * SUB_BLOCKS + j) * ROWS + row
+                for t in range(TOKENS):
+                    if t < n_tokens:
+                        total = _dot(codes, q, t0 + t, b * 8)
+                        x_scale = scale[t0 + t, b]
+                        of_x = add32(sums[t0 + t, 2 * b], sums[t0 + t, 2 * b + 1])
+                        if offset:
+                            total = add32(total, mul32(of_x, int32(-offset)))
+                        dots[place + t * PLANE_32] = float32(total)
+                        factors[place + t * PLANE_32] = d * x_scale
+                        if has_minimum:
+                            totals[place + t * PLANE_32] = float32(of_x)
+                            minima[place + t * PLANE_32] = m * x_scale
+            cuda.syncthreads()
+            if cuda.threadIdx.x < ROWS * TOKENS:
+                place = half + (lane >> 2) * PLANE_32 + (lane & 3)
+                for i in range(min(BLOCKS_32, n_blocks - first * SUB_BLOCKS)):
+                    acc = fma_rn(dots[place], factors[place], acc)
+                    if has_minimum:
+                        acc = fma_rn(totals[place], minima[place], acc)
+                    place += ROWS
+            half = HALF_32 - half
+            codes = following
+        m = cuda.blockIdx.x * ROWS + (lane & 3)
+        if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
+            out[t0 + (lane >> 2), m] = acc
+
+    return kernel
+
+
+PLANE_256 = WARPS * ROWS
+HALF_256 = TOKENS * PLANE_256
+SHARED_256 = 2 * HALF_256
+
+
+def _product_256(coding):
+    """For formats of 256 values: 8 lanes have the sub-blocks of a block, and add up their integers."""
+    load_codes, load_scales = codes_of(coding), scales_of(coding)
+    offset, has_minimum, is_16 = coding.offset, coding.has_minimum, coding.scales.startswith("16")
+    shared_m = SHARED_256 if has_minimum else 1
+    planes = 2 if has_minimum else 1
+
+    def kernel(low, high, sub, block, q, scale, sums, n_blocks, out):
+        dots, factors = cuda.shared.array(SHARED_256, float32), cuda.shared.array(SHARED_256, float32)
+        totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
+        T, M = out.shape
+        steps = q.shape[1] // 64
+        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        row, j = lane >> 3, lane & 7
+        t0 = cuda.blockIdx.y * TOKENS
+        n_tokens = min(TOKENS, T - t0)
+        base = int64(cuda.blockIdx.x) * steps
+        acc = float32(0)
+        half = 0
+        codes = load_codes(low, high, base + min(warp, steps - 1), lane)
+        for first in range(0, steps, WARPS):
+            step = first + warp
+            following = load_codes(low, high, base + min(step + WARPS, steps - 1), lane)
+            if step < steps:
+                sc0, sc1, mn0, mn1 = load_scales(sub, base + step, lane)
+                at = ((base + step) * planes) * ROWS + row
+                d = f16_to_f32(int32(block[at]))
+                place = half + warp * ROWS + row
+                column = step * 16 + 2 * j
+                for t in range(TOKENS):
+                    if t < n_tokens:
+                        x0, x1 = sums[t0 + t, column], sums[t0 + t, column + 1]
+                        if is_16:
+                            dot0, dot1 = _dots_of_16(codes, q, t0 + t, column * 4)
+                            if offset:
+                                dot0 = add32(dot0, mul32(x0, int32(-offset)))
+                                dot1 = add32(dot1, mul32(x1, int32(-offset)))
+                            total = add32(mul32(sc0, dot0), mul32(sc1, dot1))
+                        else:
+                            total = mul32(sc0, _dot(codes, q, t0 + t, column * 4))
+                        total = sum_of_8(total)
+                        x_scale = scale[t0 + t, step]
+                        if has_minimum:
+                            of_minima = sum_of_8(add32(mul32(mn0, x0), mul32(mn1, x1)))
+                        if j == 0:
+                            dots[place + t * PLANE_256] = float32(total)
+                            factors[place + t * PLANE_256] = d * x_scale
+                            if has_minimum:
+                                dmin = f16_to_f32(int32(block[at + ROWS]))
+                                totals[place + t * PLANE_256] = float32(of_minima)
+                                minima[place + t * PLANE_256] = dmin * -x_scale
+            cuda.syncthreads()
+            if cuda.threadIdx.x < ROWS * TOKENS:
+                place = half + (lane >> 2) * PLANE_256 + (lane & 3)
+                for i in range(min(WARPS, steps - first)):
+                    acc = fma_rn(dots[place], factors[place], acc)
+                    if has_minimum:
+                        acc = fma_rn(totals[place], minima[place], acc)
+                    place += ROWS
+            half = HALF_256 - half
+            codes = following
+        m = cuda.blockIdx.x * ROWS + (lane & 3)
+        if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
+            out[t0 + (lane >> 2), m] = acc
+
+    return kernel
+
+
+def _product(name, coding):
+    function = _product_256(coding) if coding.is_256 else _product_32(coding)
+    half = uint16[::1]
+    signature = (
+        int32[::1], int32[::1], half, half,
+        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, float32[:, ::1],
+    )  # fmt: skip
+    load = "LDG.E.NA.64" if coding.low_bits == 2 else "LDG.E.NA.128"
+    return Kernel(function, signature, ("IDP.4A", load, "FFMA"), registers=96, name=f"linear_{name.lower()}")
+
+
+PRODUCTS = {name: _product(name, coding) for name, coding in CODINGS.items()}
+KERNELS = tuple(PRODUCTS.values())

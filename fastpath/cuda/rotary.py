@@ -1,0 +1,34 @@
+"""Rotary position embedding on CUDA.        definition: refimpl/ops/rotary.py
+
+grid     one block per token
+block    256 threads stride over the pairs of all heads
+traffic  heads are read once and written once; cosines and sines of a token stay in the first-level cache
+"""
+
+import numpy as np
+from numba import cuda, float32
+
+from fastpath.cuda import device
+from fastpath.cuda.kernel import Kernel
+
+THREADS = 256
+
+
+def rope(x, cos, sin, *, out=None):
+    out = device.current().empty(x.shape, np.float32) if out is None else out
+    device.current().launch(ROPE, len(x), THREADS, x, cos, sin, out)
+    return out
+
+
+def _rope_kernel(x, cos, sin, out):
+    t, N, half = cuda.blockIdx.x, x.shape[1], cos.shape[1]
+    for pair in range(cuda.threadIdx.x, N * half, THREADS):
+        n, i = pair // half, pair % half
+        first, second = x[t, n, i], x[t, n, i + half]
+        c, s = cos[t, i], sin[t, i]
+        out[t, n, i] = first * c - second * s
+        out[t, n, i + half] = second * c + first * s
+
+
+ROPE = Kernel(_rope_kernel, (float32[:, :, ::1], float32[:, ::1], float32[:, ::1], float32[:, :, ::1]))
+KERNELS = (ROPE,)
