@@ -34,6 +34,7 @@ THREADS = 32 * WARPS
 MAX_H = 512
 QUERIES = HEADS * MAX_H
 SCORES = HEADS * PIECE
+SUMS = HEADS * 8
 LOWEST = -3.0e38
 KV_NAMES = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
 
@@ -143,8 +144,8 @@ def _part(load):
                     scores[h * PIECE + step * STEP + lane] = float32(LOWEST)
                 continue
             block = (int64(_page(table, sequence, p, blocks)) * K + head) * blocks + p // STEP % blocks
-            sums = cuda.local.array(HEADS * 8, float32)
-            for i in range(HEADS * 8):
+            sums = cuda.local.array(SUMS, float32)
+            for i in range(SUMS):
                 sums[i] = float32(0)
             for c in range(eighth, H, 8):
                 keys = load(k_pages, (block * H + c) * STEP + eight)
@@ -183,8 +184,8 @@ def _part(load):
         cuda.syncthreads()
 
         for column in range(warp, columns, WARPS):
-            sums = cuda.local.array(HEADS * 8, float32)
-            for i in range(HEADS * 8):
+            sums = cuda.local.array(SUMS, float32)
+            for i in range(SUMS):
                 sums[i] = float32(0)
             for place in range(eighth, PIECE, 8):
                 p = start + place
