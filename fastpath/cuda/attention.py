@@ -18,6 +18,7 @@ Pieces, and the order of every sum in them, hang on positions alone: not on page
 """
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16
@@ -46,22 +47,25 @@ def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None,
     out = new(q.shape, np.float32) if out is None else out
     n_pieces = -(-depth // PIECE)
     parts, peaks = new((T, N, n_pieces, H), np.float32), new((T, N, n_pieces, 2), np.float32)
-    kind = KV_NAMES[str(k_pages.dtype)]
     pages = bits_of(k_pages), bits_of(v_pages), np.int32(k_pages.shape[1]), np.int32(k_pages.shape[2])
     ends = positions if ends is None else ends
     window = np.int32(2**31 - 1 if window is None else window)
     group = N // k_pages.shape[1]
     in_group = -(-group // HEADS)
     grid = n_pieces, k_pages.shape[1] * in_group, T
-    launch(PARTS[kind], grid, THREADS, q, *pages, table, seq_ids, positions, ends, window, parts, peaks)
+    launch(part_kernel(*kinds_of(k_pages, v_pages)), grid, THREADS, q, *pages, table, seq_ids, positions, ends, window, parts, peaks)
     launch(JOIN, (N, T), H, parts, peaks, positions, ends, window, out)
     return out
 
 
 def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
-    kind = KV_NAMES[str(k_pages.dtype)]
+    kernel = write_kernel(*kinds_of(k_pages, v_pages))
     pages = bits_of(k_pages), bits_of(v_pages), np.int32(k_pages.shape[2])
-    device.current().launch(WRITES[kind], (k.shape[1], len(k)), THREADS, k, v, *pages, table, seq_ids, positions)
+    device.current().launch(kernel, (k.shape[1], len(k)), THREADS, k, v, *pages, table, seq_ids, positions)
+
+
+def kinds_of(k_pages, v_pages):
+    return KV_NAMES[str(k_pages.dtype)], KV_NAMES[str(v_pages.dtype)]
 
 
 def bits_of(pages):
@@ -114,7 +118,7 @@ def _sum_of_every_fourth(x):
     return x
 
 
-def _part(load):
+def _part(load_keys, load_values):
     def kernel(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
         queries, scores = cuda.shared.array(QUERIES, float32), cuda.shared.array(SCORES, float32)
         totals = cuda.shared.array(HEADS, float32)
@@ -148,7 +152,7 @@ def _part(load):
             for i in range(SUMS):
                 sums[i] = float32(0)
             for c in range(eighth, H, 8):
-                keys = load(k_pages, (block * H + c) * STEP + eight)
+                keys = load_keys(k_pages, (block * H + c) * STEP + eight)
                 for h in range(HEADS):
                     component = queries[h * H + c]
                     for i in range(8):
@@ -191,7 +195,7 @@ def _part(load):
                 p = start + place
                 if first <= p and p <= last:
                     block = (int64(_page(table, sequence, p, blocks)) * K + head) * blocks + p // STEP % blocks
-                    values = load(v_pages, ((block * columns + column) * STEP + p % STEP) * STEP + eight)
+                    values = load_values(v_pages, ((block * columns + column) * STEP + p % STEP) * STEP + eight)
                     for h in range(HEADS):
                         weight = scores[h * PIECE + place]
                         for i in range(8):
@@ -220,7 +224,7 @@ def _join_kernel(parts, peaks, positions, ends, window, out):
     out[t, n, c] = value / total
 
 
-def _write(narrow):
+def _write(narrow_k, narrow_v):
     def kernel(k, v, k_pages, v_pages, blocks, table, seq_ids, positions):
         t, head, K, H = cuda.blockIdx.y, cuda.blockIdx.x, k.shape[1], k.shape[2]
         p, columns = positions[t], (H + STEP - 1) // STEP
@@ -229,9 +233,9 @@ def _write(narrow):
         for c in range(cuda.threadIdx.x, columns * STEP, THREADS):
             value = float32(0)
             if c < H:
-                k_pages[(block * H + c) * STEP + place] = narrow(k[t, head, c])
+                k_pages[(block * H + c) * STEP + place] = narrow_k(k[t, head, c])
                 value = v[t, head, c]
-            v_pages[((block * columns + c // STEP) * STEP + place) * STEP + c % STEP] = narrow(value)
+            v_pages[((block * columns + c // STEP) * STEP + place) * STEP + c % STEP] = narrow_v(value)
 
     return kernel
 
@@ -258,19 +262,26 @@ _I = int32[::1]
 _TABLE = int32[:, ::1]
 _HEADS = float32[:, :, ::1]
 _PARTS = float32[:, :, :, ::1]
-PARTS = {
-    kind: Kernel(
-        _part(load),
-        (_HEADS, _BITS[kind], _BITS[kind], int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS),
-        ("LDG.E.128", "SHFL", "MUFU.EX2"), registers=168, name=f"attention_part_{kind}",
-    )  # fmt: skip
-    for kind, load in _LOADS.items()
-}
 JOIN = Kernel(_join_kernel, (_PARTS, _PARTS, _I, _I, int32, _HEADS), ("MUFU.EX2",), name="attention_join")
-WRITES = {
-    kind: Kernel(
-        _write(narrow), (_HEADS, _HEADS, _BITS[kind], _BITS[kind], int32, _TABLE, _I, _I), name=f"write_kv_{kind}"
-    )
-    for kind, narrow in _NARROW.items()
-}
-KERNELS = (*PARTS.values(), JOIN, *WRITES.values())
+
+
+@cache
+def part_kernel(k_kind, v_kind):
+    """Keys and values may have types of their own."""
+    signature = (
+        _HEADS, _BITS[k_kind], _BITS[v_kind], int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
+    )  # fmt: skip
+    function = _part(_LOADS[k_kind], _LOADS[v_kind])
+    wants = ("LDG.E.128", "SHFL", "MUFU.EX2")
+    return Kernel(function, signature, wants, registers=128, name=f"attention_part_{k_kind}_{v_kind}")
+
+
+@cache
+def write_kernel(k_kind, v_kind):
+    signature = (_HEADS, _HEADS, _BITS[k_kind], _BITS[v_kind], int32, _TABLE, _I, _I)
+    function = _write(_NARROW[k_kind], _NARROW[v_kind])
+    return Kernel(function, signature, name=f"write_kv_{k_kind}_{v_kind}")
+
+
+# Other pairs of types are made when they are asked for.
+KERNELS = (JOIN, *(make(kind, kind) for kind in _LOADS for make in (part_kernel, write_kernel)))

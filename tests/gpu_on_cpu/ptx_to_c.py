@@ -24,6 +24,7 @@ static inline double as_double(uint64_t r) { double f; memcpy(&f, &r, 8); return
 static inline uint64_t of_float(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static inline uint64_t of_double(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
 static inline uint64_t aligned(uint64_t at, int n) { if (at % n) run_misaligned(at, n); return at; }
+static inline double flushed(double x) { return fabs(x) < 0x1p-126 ? copysign(0, x) : x; }
 static inline double clamped(double x, double low, double high) { return x != x ? 0 : x < low ? low : x > high ? high : x; }
 """
 C_TYPE = {
@@ -39,6 +40,9 @@ FUNCTIONS = {
     "sqrt": "sqrt({})", "rsqrt": "1 / sqrt({})", "rcp": "1 / {}", "lg2": "log2({})", "ex2": "exp2({})",
     "sin": "sin({})", "cos": "cos({})",
 }  # fmt: skip
+# Modifiers that change a result: an instruction with one of them is known here with it, or not at all.
+SPECIAL_CASES = {"sat", "satfinite", "relu", "ftz", "rm", "rp", "rz", "cc"}
+KNOWN_WITH = {"cvt": {"sat"}, **dict.fromkeys(FUNCTIONS, {"ftz"})}
 ROUND = {"rni": "rint", "rmi": "floor", "rpi": "ceil", "rzi": "trunc"}
 SHUFFLES = {"idx": 0, "up": 1, "down": 2, "bfly": 3}
 VOTES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
@@ -157,6 +161,8 @@ class Translation:
         translate = getattr(self, f"_{parts[0]}", None)
         if translate is None and (parts[0] in ARITHMETIC or parts[0] in FUNCTIONS):
             translate = self._arithmetic if parts[0] in ARITHMETIC else self._function
+        if SPECIAL_CASES & set(parts) - KNOWN_WITH.get(parts[0], set()):
+            translate = None
         result = translate(parts, operands, text) if translate else None
         if result is None:
             result = self._in_runtime(opcode, operands, text)
@@ -292,6 +298,10 @@ class Translation:
             return self.write(operands[0], to, f"({C_TYPE[to]}){value}")
         if how:
             value = f"{how}({value})"
+        if "sat" in parts:
+            if not is_float(to):
+                return None
+            value = f"clamped({value}, 0, 1)"
         return self.write(operands[0], to, f"({C_TYPE[to]})({value})")
 
     def _mul(self, parts, operands, text):
@@ -326,7 +336,7 @@ class Translation:
 
     def _arithmetic(self, parts, operands, text):
         kind, operation = parts[-1], ARITHMETIC[parts[0]]
-        if kind not in C_TYPE or "cc" in parts:
+        if kind not in C_TYPE:
             return None
         sign_matters = parts[0] in ("div", "rem") or is_float(kind) or kind == "pred"
         read_as = kind if sign_matters else f"u{width(kind)}"
@@ -337,10 +347,11 @@ class Translation:
 
     def _function(self, parts, operands, text):
         """Roots, quotients, exponentials: in double, rounded once; on the device approximations are less exact."""
-        if parts[0] == "ex2" and "ftz" in parts:
-            return None
-        value = FUNCTIONS[parts[0]].format(f"(double){self.read(operands[1], parts[-1])}")
-        return self.write(operands[0], parts[-1], value)
+        x = f"(double){self.read(operands[1], parts[-1])}"
+        if "ftz" in parts:
+            value = FUNCTIONS[parts[0]].format(f"flushed({x})")
+            return self.write(operands[0], parts[-1], f"flushed({value})")
+        return self.write(operands[0], parts[-1], FUNCTIONS[parts[0]].format(x))
 
     def _shl(self, parts, operands, text):
         n, by = width(parts[-1]), self.read(operands[2], "u32")

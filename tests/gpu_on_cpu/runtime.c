@@ -11,6 +11,7 @@
 //
 // A kernel that breaks a rule ends the launch: run_launch returns nonzero and run_error() says what, where, who.
 #define _GNU_SOURCE
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -377,7 +378,15 @@ PTX(cvt_rni_s32_f32) { // saturating; NaN is 0
 PTX(mul_rn_f32) { out[0] = as_bits(as_float(in[0]) * as_float(in[1])); }
 PTX(add_rn_f32) { out[0] = as_bits(as_float(in[0]) + as_float(in[1])); }
 PTX(fma_rn_f32) { out[0] = as_bits(fmaf(as_float(in[0]), as_float(in[1]), as_float(in[2]))); }
-PTX(ex2_approx_ftz_f32) { out[0] = as_bits(exp2f(as_float(in[0]))); }
+PTX(fma_rm_f32) { // rounded down
+  volatile float x = as_float(in[0]), y = as_float(in[1]), z = as_float(in[2]), result;
+  fesetround(FE_DOWNWARD);
+  result = fmaf(x, y, z);
+  fesetround(FE_TONEAREST);
+  out[0] = as_bits(result);
+}
+static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+PTX(ex2_approx_ftz_f32) { out[0] = as_bits(flushed(exp2f(flushed(as_float(in[0]))))); }
 PTX(tanh_approx_f32) { out[0] = as_bits(tanhf(as_float(in[0]))); }
 PTX(prmt_b32) {
   u64 bytes = (u32)in[0] | in[1] << 32;
@@ -440,23 +449,24 @@ u64 run_shared_memory(long bytes) { // below 4 GiB: a 32-bit shared address is a
   return (u64)shared_memory;
 }
 
-// n bytes that end (rounded up to 16) at a page that nobody may touch, and start after another one.
+// n bytes that end (rounded up to 16) where a gigabyte begins that nobody may touch, and start after another one.
+enum { GUARD = 1 << 30 };
 void *run_guarded(size_t n, size_t *length) {
   size_t pages = (n + 4095) / 4096 * 4096;
-  char *map = mmap(0, pages + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *length = pages + 2ul * GUARD;
+  char *map = mmap(0, *length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return 0;
-  mprotect(map + 4096, pages, PROT_READ | PROT_WRITE);
-  memset(map + 4096, 0xff, pages);
-  *length = pages + 8192;
-  return map + 4096 + pages - (n + 15) / 16 * 16;
+  mprotect(map + GUARD, pages, PROT_READ | PROT_WRITE);
+  memset(map + GUARD, 0xff, pages);
+  return map + GUARD + pages - (n + 15) / 16 * 16;
 }
 int run_guarded_free(void *array, size_t n, size_t length) { // 1: something was written beside the array
-  size_t inside = (n + 15) / 16 * 16, pages = length - 8192;
+  size_t inside = (n + 15) / 16 * 16, pages = length - 2ul * GUARD;
   unsigned char *start = (unsigned char *)array - (pages - inside);
   int is_bad = 0;
   for (size_t i = 0; i < pages; i++)
     if ((i < pages - inside || i >= pages - inside + n) && start[i] != 0xff) is_bad = 1;
-  munmap(start - 4096, length);
+  munmap(start - GUARD, length);
   return is_bad;
 }
 

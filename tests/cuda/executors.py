@@ -1,0 +1,16 @@
+"""What the tests of CUDA kernels run on; importing it skips a module where that is not there."""
+
+import pytest
+
+from tests.gpu_on_cpu import needs
+
+if needs.missing():
+    pytest.skip(needs.missing(), allow_module_level=True)
+
+from tests.gpu_on_cpu import devices, launching, offline  # noqa: E402  after it is known that they can be
+
+# executor one under every schedule; executor two, which is there for what NVVM does, under two of them
+FEW = (launching.SCHEDULES[0], launching.SCHEDULES[3])
+EXECUTORS = {"ir": devices.executor_one()}
+EXECUTORS |= {f"sm_{a}{b}": devices.executor_two((a, b), FEW) for a, b in offline.ARCHITECTURES}
+EXAMPLES = {"ir": 25, "sm_80": 4, "sm_90": 8}

@@ -1,0 +1,37 @@
+"""Weights and caches are read in whole sectors, and what shared memory makes wait is known."""
+
+import pytest
+
+from tests.cuda import cases
+from tests.cuda.executors import EXECUTORS  # noqa: F401  skips the module where there are none
+
+from fastpath.cuda import device  # noqa: E402
+from tests.gpu_on_cpu.traffic import Profiler  # noqa: E402
+
+CALLS = cases.calls()
+STREAMS = [name for name in CALLS if name.startswith(("linear", "attention"))]
+
+# Shared sites that need more wavefronts than banks ask for, at most this many: (kernel, instruction, why)
+EXPLAINED = ()
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_weights_and_caches_are_read_in_whole_sectors(name):
+    sites = _sites(name)
+    streams = [site for site in sites if site.space == "global" and site.instruction.startswith("ld.global.nc")]
+    assert streams
+    for site in streams:
+        assert site.efficiency == 1, f"{name}: {site}"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_bank_conflicts(name):
+    for site in _sites(name):
+        if site.space == "shared":
+            assert site.efficiency == 1, f"{name}: {site}"
+
+
+def _sites(name):
+    with device.use(Profiler()) as profiler:
+        CALLS[name]()
+    return [site for sites in profiler.sites.values() for site in sites]

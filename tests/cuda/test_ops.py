@@ -1,0 +1,65 @@
+"""Every op of fastpath.cuda against its definition, on the executors: the test of tests/parity, on a GPU's code."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refimpl.ops
+from tests import strategies, tolerances
+from tests.cuda.executors import EXAMPLES, EXECUTORS
+
+from fastpath.cuda import activation, device, elementwise, norm, rotary, sampling  # noqa: E402
+
+OPS = {
+    "add": elementwise, "add_bias": elementwise, "scale": elementwise, "standardize": elementwise,
+    "clip": activation, "geglu": activation, "glu": activation, "silu": activation, "softcap": activation,
+    "layer_norm": norm, "rms_norm": norm, "rope": rotary,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("op", OPS)
+def test_parity(op, executor):
+    @settings(max_examples=EXAMPLES[executor])
+    @given(data=st.data())
+    def check(data):
+        case = data.draw(getattr(strategies, op)(), label=op)
+        if op == "rope":  # its table is float32 on a device
+            case |= {name: case[name].astype(np.float32) for name in ("cos", "sin")}
+        with device.use(EXECUTORS[executor]):
+            got = getattr(OPS[op], op)(**case)
+        want = getattr(refimpl.ops, op)(**(case if tolerances.is_exact(op, case) else _in_float64(case)))
+        tolerances.check(op, case, (got,), (want,))
+
+    with np.errstate(all="ignore"):
+        check()
+
+
+def _in_float64(case):
+    return {
+        name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+        for name, value in case.items()
+    }
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_argmax(executor):
+    """As NumPy's: the first of equal ones, and the first NaN before everything."""
+    rng = np.random.default_rng(3)
+    with device.use(EXECUTORS[executor]):
+        for V in (1, 255, 4097, 9001):
+            logits = rng.integers(0, 40, (5, V)).astype(np.float32)
+            logits[1, rng.integers(0, V, 3)] = np.nan
+            logits[2], logits[3, 0] = -np.inf, np.inf
+            np.testing.assert_array_equal(sampling.argmax(logits), logits.argmax(axis=-1))
+
+
+@pytest.mark.parametrize("D", [1, 37, 256, 515, 2561])
+def test_norms_of_all_widths(D):
+    """One warp, a few, and eight of them."""
+    rng = np.random.default_rng(D)
+    case = {"x": strategies.normal(rng, 2, D), "weight": strategies.normal(rng, D), "eps": 1e-6}
+    with device.use(EXECUTORS["ir"]):
+        got = norm.rms_norm(**case)
+    tolerances.check("rms_norm", case, (got,), (refimpl.ops.rms_norm(**_in_float64(case)),))
