@@ -157,13 +157,14 @@ def _part(load_keys, load_values):
                     component = queries[h * H + c]
                     for i in range(8):
                         sums[h * 8 + i] += component * keys[i]
+            is_seen = first <= p + eight + eighth and p + eight + eighth <= last
             for h in range(HEADS):
+                score = float32(LOWEST)
                 for i in range(8):
-                    score = _sum_of_every_fourth(sums[h * 8 + i])
-                    if eighth == i:
-                        position = p + eight + i
-                        is_seen = first <= position and position <= last
-                        scores[h * PIECE + step * STEP + eight + i] = score if is_seen else float32(LOWEST)
+                    total = _sum_of_every_fourth(sums[h * 8 + i])
+                    if is_seen and eighth == i:
+                        score = total
+                scores[h * PIECE + step * STEP + eight + eighth] = score
         cuda.syncthreads()
 
         if warp < n_heads:  # HEADS <= WARPS: a warp per head
@@ -200,12 +201,15 @@ def _part(load_keys, load_values):
                         weight = scores[h * PIECE + place]
                         for i in range(8):
                             sums[h * 8 + i] += weight * values[i]
+            c = column * STEP + eight + eighth
             for h in range(HEADS):
+                value = float32(0)
                 for i in range(8):
                     total = _sum_of_every_fourth(sums[h * 8 + i])
-                    c = column * STEP + eight + i
-                    if eighth == i and h < n_heads and c < H:
-                        parts[t, n0 + h, cuda.blockIdx.x, c] = total
+                    if eighth == i:
+                        value = total
+                if h < n_heads and c < H:
+                    parts[t, n0 + h, cuda.blockIdx.x, c] = value
 
     return kernel
 

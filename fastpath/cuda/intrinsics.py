@@ -111,7 +111,6 @@ and32, or32, xor32 = _strict("and_"), _strict("or_"), _strict("xor")
 shl32, shr32, sar32 = _strict("shl"), _strict("lshr"), _strict("ashr")
 
 dp4a_s8 = _ternary("dp4a.s32.s32", types.int32)  # four int8 of x times four of y, plus z
-dp4a_u8 = _ternary("dp4a.u32.s32", types.int32)  # four uint8 of x times four int8 of y, plus z
 permute_bytes = _ternary("prmt.b32", types.int32)  # bytes of x (0-3) and y (4-7), chosen by nibbles of z
 
 mul_rn = _binary("mul.rn.f32", types.float32, types.float32)
@@ -186,6 +185,7 @@ def _load(opcode, n, address=_global):
 # Read-only path, for what nobody writes while the kernel runs.  Weights are read once: they need not stay.
 load_weights_v4 = _load("ld.global.nc.L1::no_allocate.v4.u32", 4)
 load_weights_v2 = _load("ld.global.nc.L1::no_allocate.v2.u32", 2)
+load_v2 = _load("ld.global.nc.v2.u32", 2)
 load_v4 = _load("ld.global.nc.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
 

@@ -12,16 +12,14 @@ traffic    weights are read once for 4 tokens, 16 bytes per lane and load, the n
 The result of a row does not depend on other rows, other tokens or the number of warps.
 """
 
-from functools import cache
-
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16
 
 from fastpath.cuda import device
 from fastpath.cuda.codes import codes_of, scales_of
-from fastpath.cuda.intrinsics import add32, dp4a_s8, f16_to_f32, fma_rn, load_v4, mul32
+from fastpath.cuda.intrinsics import add32, dp4a_s8, f16_to_f32, fma_rn, load_v2, load_v4, mul32
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, LANES, ROWS, SUB_BLOCKS
+from fastpath.cuda.layout import CODINGS, ROWS, SUB_BLOCKS
 from fastpath.cuda.quantize import round_activations
 from fastpath.cuda.warp import sum_of_8
 
@@ -46,9 +44,9 @@ def linear(x, weight, activations, *, out=None):
 
 
 @cuda.jit(device=True)
-def _dot(words, q, t, column):
-    """32 codes in 8 words times the activations of token t from word `column` on."""
-    first, second = load_v4(q, t * q.shape[1] + column), load_v4(q, t * q.shape[1] + column + 4)
+def _dot(words, q, t, place):
+    """32 codes in 8 words times the activations of token t, which lie in two pieces (quantize.Rounded)."""
+    first, second = load_v4(q, t * q.shape[1] + place), load_v4(q, t * q.shape[1] + place + 32)
     total = int32(0)
     for i in range(4):
         total = dp4a_s8(words[i], first[i], total)
@@ -58,9 +56,9 @@ def _dot(words, q, t, column):
 
 
 @cuda.jit(device=True)
-def _dots_of_16(words, q, t, column):
+def _dots_of_16(words, q, t, place):
     """The same for either half."""
-    first, second = load_v4(q, t * q.shape[1] + column), load_v4(q, t * q.shape[1] + column + 4)
+    first, second = load_v4(q, t * q.shape[1] + place), load_v4(q, t * q.shape[1] + place + 32)
     low, high = int32(0), int32(0)
     for i in range(4):
         low = dp4a_s8(words[i], first[i], low)
@@ -103,9 +101,10 @@ def _product_32(coding):
                 place = half + (warp * SUB_BLOCKS + j) * ROWS + row
                 for t in range(TOKENS):
                     if t < n_tokens:
-                        total = _dot(codes, q, t0 + t, b * 8)
+                        total = _dot(codes, q, t0 + t, step * 64 + j * 4)
                         x_scale = scale[t0 + t, b]
-                        of_x = add32(sums[t0 + t, 2 * b], sums[t0 + t, 2 * b + 1])
+                        x0, x1 = load_v2(sums, (t0 + t) * sums.shape[1] + 2 * b)
+                        of_x = add32(x0, x1)
                         if offset:
                             total = add32(total, mul32(of_x, int32(-offset)))
                         dots[place + t * PLANE_32] = float32(total)
@@ -130,7 +129,7 @@ def _product_32(coding):
     return kernel
 
 
-PLANE_256 = WARPS * ROWS
+PLANE_256 = WARPS * ROWS + ROWS
 HALF_256 = TOKENS * PLANE_256
 SHARED_256 = 2 * HALF_256
 
@@ -166,15 +165,15 @@ def _product_256(coding):
                 column = step * 16 + 2 * j
                 for t in range(TOKENS):
                     if t < n_tokens:
-                        x0, x1 = sums[t0 + t, column], sums[t0 + t, column + 1]
+                        x0, x1 = load_v2(sums, (t0 + t) * sums.shape[1] + column)
                         if is_16:
-                            dot0, dot1 = _dots_of_16(codes, q, t0 + t, column * 4)
+                            dot0, dot1 = _dots_of_16(codes, q, t0 + t, step * 64 + j * 4)
                             if offset:
                                 dot0 = add32(dot0, mul32(x0, int32(-offset)))
                                 dot1 = add32(dot1, mul32(x1, int32(-offset)))
                             total = add32(mul32(sc0, dot0), mul32(sc1, dot1))
                         else:
-                            total = mul32(sc0, _dot(codes, q, t0 + t, column * 4))
+                            total = mul32(sc0, _dot(codes, q, t0 + t, step * 64 + j * 4))
                         total = sum_of_8(total)
                         x_scale = scale[t0 + t, step]
                         if has_minimum:

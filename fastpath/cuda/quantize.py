@@ -1,8 +1,8 @@
 """Activations rounded to int8 on CUDA.        definition: refimpl/ops/integer.py, round_activations
 
 grid       blocks of 32 or 256 values, four to a thread block; tokens
-block      a warp per block of values; a lane has 1 or 8 of them, side by side
-traffic    4 bytes read, 1.4 written per value
+block      a warp per block of values; a lane has 1 or 8 of them, 32 apart
+traffic    4 bytes read, 1.4 written per value, whole sectors
 arithmetic exactly the definition's: the largest magnitude by comparisons, a division, a product, one rounding
 """
 
@@ -22,7 +22,8 @@ WARPS = 4
 
 class Rounded(NamedTuple):
     """
-    q      i8[T, C']       C' = C to the next multiple of 256; 0 behind C
+    q      i8[T, C']       C' = C to the next multiple of 256; 0 behind C.  256 values lie as a warp reads them
+                           (layout.py): the first halves of the 8 sub-blocks of 32, then the second halves
     scale  f32[T, C'/block size]
     sums   i32[T, C'/16]   of 16 values of q
     """
@@ -46,19 +47,24 @@ def round_activations(x, block_size):
     return rounded
 
 
-def _round_kernel(per_lane):
-    in_16 = 16 // per_lane  # lanes that hold 16 values
+@cuda.jit(device=True)
+def place_of(c):
+    """Where value c of a row lies: 16 values stay together."""
+    return (c & ~255) | (c & 16) << 3 | (c & 224) >> 1 | (c & 15)
 
+
+def _round_kernel(per_lane):
     def kernel(x, q, scale, sums):
         t, C = cuda.blockIdx.y, x.shape[1]
         lane, block = cuda.threadIdx.x & 31, cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5)
         if block >= scale.shape[1]:
             return
         values = cuda.local.array(per_lane, float32)
-        first = (block * 32 + lane) * per_lane
+        first = block * 32 * per_lane + lane
         largest = float32(0)
         for i in range(per_lane):
-            values[i] = x[t, first + i] if first + i < C else float32(0)
+            c = first + 32 * i
+            values[i] = x[t, c] if c < C else float32(0)
             magnitude = abs(values[i])
             if magnitude > largest or magnitude != magnitude:  # a NaN stays the largest
                 largest = magnitude
@@ -71,19 +77,15 @@ def _round_kernel(per_lane):
             block_scale = largest / float32(127)
             if block_scale > float32(0) and largest < float32(np.inf):
                 inverse = float32(127) / largest
-        total = int32(0)
         for i in range(per_lane):
             code = int32(0)
             if inverse > float32(0):
                 code = round_to_int(values[i] * inverse)
-            total = add32(total, code)
-            q[t, first + i] = code
-        distance = 1
-        while distance < in_16:
-            total = add32(total, cuda.shfl_xor_sync(WHOLE_WARP, total, distance))
-            distance *= 2
-        if lane % in_16 == 0:
-            sums[t, first // 16] = total
+            q[t, place_of(first + 32 * i)] = code
+            for distance in (8, 4, 2, 1):
+                code = add32(code, cuda.shfl_xor_sync(WHOLE_WARP, code, distance))
+            if lane & 15 == 0:
+                sums[t, (first + 32 * i) >> 4] = code
         if lane == 0:
             scale[t, block] = block_scale
 

@@ -11,9 +11,6 @@ from tests.gpu_on_cpu.traffic import Profiler  # noqa: E402
 CALLS = cases.calls()
 STREAMS = [name for name in CALLS if name.startswith(("linear", "attention"))]
 
-# Shared sites that need more wavefronts than banks ask for, at most this many: (kernel, instruction, why)
-EXPLAINED = ()
-
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_weights_and_caches_are_read_in_whole_sectors(name):

@@ -57,10 +57,12 @@ def test_rounded_activations(block_size, executor):
         got = quantize.round_activations(x, block_size)
         q, scale = integer.round_activations(x, block_size)
     C = x.shape[1]
-    np.testing.assert_array_equal(got.q[:, :C], q.reshape(len(x), C))
+    pieces = got.q.reshape(len(x), -1, 2, 8, 16)  # halves of sub-blocks: first ones, second ones
+    got_q = np.ascontiguousarray(pieces.swapaxes(2, 3)).reshape(len(x), -1)
+    np.testing.assert_array_equal(got_q[:, :C], q.reshape(len(x), C))
     np.testing.assert_array_equal(got.scale[:, : C // block_size], scale)
     np.testing.assert_array_equal(got.sums[:, : C // 16], q.reshape(len(x), -1, 16).sum(-1, dtype=np.int32))
-    assert not got.q[:, C:].any() and not got.scale[:, C // block_size :].any() and not got.sums[:, C // 16 :].any()
+    assert not got_q[:, C:].any() and not got.scale[:, C // block_size :].any() and not got.sums[:, C // 16 :].any()
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)

@@ -323,15 +323,11 @@ PTX(cp_async_wait_group) { // n: all but the last n groups are done
 
 // ---------------------------------------------------------------- 5  instructions of one thread
 
-static u32 dot4(int a_is_signed, u32 a, u32 b, u32 sum) {
-  for (int i = 0; i < 32; i += 8) {
-    int x = a_is_signed ? (int8_t)(a >> i) : (uint8_t)(a >> i);
-    sum += (u32)(x * (int8_t)(b >> i));
-  }
-  return sum;
+PTX(dp4a_s32_s32) {
+  u32 sum = in[2];
+  for (int i = 0; i < 32; i += 8) sum += (u32)((int8_t)(in[0] >> i) * (int8_t)(in[1] >> i));
+  out[0] = sum;
 }
-PTX(dp4a_s32_s32) { out[0] = dot4(1, in[0], in[1], in[2]); }
-PTX(dp4a_u32_s32) { out[0] = dot4(0, in[0], in[1], in[2]); }
 
 static void load(const u64 *in, u64 *out, int n) {
   aligned(in[0], 4 * n);
