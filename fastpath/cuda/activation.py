@@ -1,8 +1,8 @@
 """Nonlinear functions on CUDA.        definition: refimpl/ops/activation.py
 
 grid, block, traffic  as elementwise.py
-arithmetic            libdevice's expf and tanhf, to 2 units in the last place; the quick approximations of the
-                      hardware (2^-11) are not used: the budget of errors has no room for them
+arithmetic            libdevice's expf and tanhf, to 2 units in the last place; the hardware's quick
+                      approximations (2^-11) are not used: the budget of errors has no room for them
 """
 
 import math

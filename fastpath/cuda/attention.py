@@ -9,8 +9,8 @@ attention_part   grid pieces of 256 positions, counted from position 0; query he
                  block 4 warps
                  scores  a warp takes 32 positions; a lane reads 8 positions of a component at once, 16 bytes,
                          and keeps their sums over every eighth component; 8 lanes add up
-                 values  a warp takes 32 components; a lane reads 8 components of a position at once, and keeps
-                         their sums over every eighth position; 8 lanes add up
+                 values  a warp takes 32 components; a lane reads 8 components of a position at once, and
+                         keeps their sums over every eighth position; 8 lanes add up
                  traffic keys and values once per HEADS heads; float32 sums of a piece, once
 attention_join   grid tokens, heads; block a thread per component: pieces in ascending order, one division
 
@@ -41,7 +41,7 @@ KV_NAMES = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
 
 
 def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None, *, depth, out=None):
-    """As the definition; `depth` is more than any of `ends` (the host knows it, the device's arrays do not say)."""
+    """As the definition; `depth`, which the host knows, is more than any of `ends`."""
     T, N, H = q.shape
     new, launch = device.current().empty, device.current().launch
     out = new(q.shape, np.float32) if out is None else out
@@ -53,7 +53,20 @@ def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None,
     group = N // k_pages.shape[1]
     in_group = -(-group // HEADS)
     grid = n_pieces, k_pages.shape[1] * in_group, T
-    launch(part_kernel(*kinds_of(k_pages, v_pages)), grid, THREADS, q, *pages, table, seq_ids, positions, ends, window, parts, peaks)
+    launch(
+        part_kernel(*kinds_of(k_pages, v_pages)),
+        grid,
+        THREADS,
+        q,
+        *pages,
+        table,
+        seq_ids,
+        positions,
+        ends,
+        window,
+        parts,
+        peaks,
+    )
     launch(JOIN, (N, T), H, parts, peaks, positions, ends, window, out)
     return out
 
@@ -81,7 +94,8 @@ def bits_of(pages):
 def _load_f32(pages, at):
     a, b = load_v4(pages, at), load_v4(pages, at + 4)
     return (
-        as_f32(a[0]), as_f32(a[1]), as_f32(a[2]), as_f32(a[3]), as_f32(b[0]), as_f32(b[1]), as_f32(b[2]), as_f32(b[3])
+        as_f32(a[0]), as_f32(a[1]), as_f32(a[2]), as_f32(a[3]),
+        as_f32(b[0]), as_f32(b[1]), as_f32(b[2]), as_f32(b[3]),
     )  # fmt: skip
 
 
@@ -121,7 +135,6 @@ def _sum_of_every_fourth(x):
 def _part(load_keys, load_values):
     def kernel(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
         queries, scores = cuda.shared.array(QUERIES, float32), cuda.shared.array(SCORES, float32)
-        totals = cuda.shared.array(HEADS, float32)
         N, H = q.shape[1], q.shape[2]
         group = N // K
         in_group = (group + HEADS - 1) // HEADS
@@ -195,8 +208,12 @@ def _part(load_keys, load_values):
             for place in range(eighth, PIECE, 8):
                 p = start + place
                 if first <= p and p <= last:
-                    block = (int64(_page(table, sequence, p, blocks)) * K + head) * blocks + p // STEP % blocks
-                    values = load_values(v_pages, ((block * columns + column) * STEP + p % STEP) * STEP + eight)
+                    block = (
+                        int64(_page(table, sequence, p, blocks)) * K + head
+                    ) * blocks + p // STEP % blocks
+                    values = load_values(
+                        v_pages, ((block * columns + column) * STEP + p % STEP) * STEP + eight
+                    )
                     for h in range(HEADS):
                         weight = scores[h * PIECE + place]
                         for i in range(8):

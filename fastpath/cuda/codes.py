@@ -7,7 +7,16 @@ from functools import cache
 
 from numba import cuda, int32
 
-from fastpath.cuda.intrinsics import and32, f16_to_f32, load_weights_v2, load_weights_v4, or32, sar32, shl32, shr32
+from fastpath.cuda.intrinsics import (
+    and32,
+    f16_to_f32,
+    load_weights_v2,
+    load_weights_v4,
+    or32,
+    sar32,
+    shl32,
+    shr32,
+)
 
 
 @cache
@@ -26,8 +35,10 @@ def codes_of(coding):
             return a, b, c, d, e, f, g, h
         i, j, k, l, m, n, o, p = load_high(high, step, lane)
         return (
-            or32(a, shl32(i, shift)), or32(b, shl32(j, shift)), or32(c, shl32(k, shift)), or32(d, shl32(l, shift)),
-            or32(e, shl32(m, shift)), or32(f, shl32(n, shift)), or32(g, shl32(o, shift)), or32(h, shl32(p, shift)),
+            or32(a, shl32(i, shift)), or32(b, shl32(j, shift)),
+            or32(c, shl32(k, shift)), or32(d, shl32(l, shift)),
+            or32(e, shl32(m, shift)), or32(f, shl32(n, shift)),
+            or32(g, shl32(o, shift)), or32(h, shl32(p, shift)),
         )  # fmt: skip
 
     return load
@@ -46,7 +57,8 @@ def _low_4(low, step, lane):
     mask = 0x0F0F0F0F
     return (
         and32(a, mask), and32(b, mask), and32(c, mask), and32(d, mask),
-        and32(shr32(a, 4), mask), and32(shr32(b, 4), mask), and32(shr32(c, 4), mask), and32(shr32(d, 4), mask),
+        and32(shr32(a, 4), mask), and32(shr32(b, 4), mask),
+        and32(shr32(c, 4), mask), and32(shr32(d, 4), mask),
     )  # fmt: skip
 
 
@@ -56,7 +68,8 @@ def _pairs_of_bits(plane, step, lane):
     mask = 0x03030303
     return (
         and32(a, mask), and32(b, mask), and32(shr32(a, 2), mask), and32(shr32(b, 2), mask),
-        and32(shr32(a, 4), mask), and32(shr32(b, 4), mask), and32(shr32(a, 6), mask), and32(shr32(b, 6), mask),
+        and32(shr32(a, 4), mask), and32(shr32(b, 4), mask),
+        and32(shr32(a, 6), mask), and32(shr32(b, 6), mask),
     )  # fmt: skip
 
 
@@ -66,7 +79,8 @@ def _single_bits(plane, step, lane):
     mask = 0x01010101
     return (
         and32(a, mask), and32(shr32(a, 1), mask), and32(shr32(a, 2), mask), and32(shr32(a, 3), mask),
-        and32(shr32(a, 4), mask), and32(shr32(a, 5), mask), and32(shr32(a, 6), mask), and32(shr32(a, 7), mask),
+        and32(shr32(a, 4), mask), and32(shr32(a, 5), mask),
+        and32(shr32(a, 6), mask), and32(shr32(a, 7), mask),
     )  # fmt: skip
 
 

@@ -219,7 +219,9 @@ def _statement(text):
 
 
 commit_copies = _statement("cp.async.commit_group;")  # closes a group
-wait_copies = _statement("cp.async.wait_group 0;")  # for all groups of this thread; then a barrier for the others'
+wait_copies = _statement(
+    "cp.async.wait_group 0;"
+)  # for all groups of this thread; then a barrier for the others'
 wait_copies_but_one = _statement("cp.async.wait_group 1;")  # the last group may be on its way
 
 

@@ -7,8 +7,8 @@ Rows are padded to a multiple of 4, columns to one of 256, with codes and scales
     low    int32  the lower bits of 32 codes: 8 words of bytes, 4 of nibbles, 2 of pairs of bits per lane;
                   16-byte pieces of the 32 lanes follow each other
     high   int32  the bits above them: 1 word of single bits, 2 of pairs of bits per lane, or none
-    sub    uint16 per lane and plane: formats of 32 values have a float16 scale and perhaps a minimum, those of
-                  256 their integer scales and minima
+    sub    uint16 per lane and plane: formats of 32 values have a float16 scale and perhaps a minimum, those
+                  of 256 their integer scales and minima
     block  uint16 formats of 256: float16 d and perhaps dmin, of 4 rows
 
 Codes of 4 bits lie as in Q4_0: value i in the low, value i + 16 in the high nibbles of byte i; other fields
@@ -103,7 +103,9 @@ def device_matrix(weight: QTensor) -> DeviceMatrix:
             f"{where}: {weight.format.name} has no layout on the device. It has: {', '.join(CODINGS)}"
         )
     if weight.ndim != 2:
-        raise ValueError(f"{where}: shape {list(weight.shape)} is no matrix [M, C]. Lay out one expert at a time")
+        raise ValueError(
+            f"{where}: shape {list(weight.shape)} is no matrix [M, C]. Lay out one expert at a time"
+        )
     coding = CODINGS[weight.format.name]
     parts = weight.format.integer_parts(weight.data.reshape(-1, weight.format.block_bytes))
     M, C = weight.shape
@@ -118,7 +120,13 @@ def device_matrix(weight: QTensor) -> DeviceMatrix:
         high = np.zeros(1, np.int32)
     sub, block = _scales_256(M, parts, coding) if coding.is_256 else _scales_32(M, parts)
     return DeviceMatrix(
-        weight.format.name, (M, C), low.reshape(-1), high.reshape(-1), sub.reshape(-1), block.reshape(-1), weight.name
+        weight.format.name,
+        (M, C),
+        low.reshape(-1),
+        high.reshape(-1),
+        sub.reshape(-1),
+        block.reshape(-1),
+        weight.name,
     )
 
 

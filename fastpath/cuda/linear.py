@@ -1,4 +1,4 @@
-"""Products with quantised matrices on CUDA, for few rows.        definition: refimpl/ops/linear.py, integer.py
+"""Products with quantised matrices on CUDA.        definition: refimpl/ops/linear.py, integer.py
 
 grid       tiles of 4 weight rows; groups of 4 tokens
 block      8 warps.  A warp's step is 4 rows times 256 columns (layout.py), step w, w + 8, ... of the tile
@@ -38,7 +38,15 @@ def linear(x, weight, activations, *, out=None):
     grid = weight.n_tiles, -(-T // TOKENS)
     q = rounded.q.view(np.int32)
     device.current().launch(
-        PRODUCTS[weight.format_name], grid, THREADS, *weight.planes, q, rounded.scale, rounded.sums, n_blocks, out
+        PRODUCTS[weight.format_name],
+        grid,
+        THREADS,
+        *weight.planes,
+        q,
+        rounded.scale,
+        rounded.sums,
+        n_blocks,
+        out,
     )
     return out
 
@@ -115,7 +123,7 @@ def _product_32(coding):
             cuda.syncthreads()
             if cuda.threadIdx.x < ROWS * TOKENS:
                 place = half + (lane >> 2) * PLANE_32 + (lane & 3)
-                for i in range(min(BLOCKS_32, n_blocks - first * SUB_BLOCKS)):
+                for _ in range(min(BLOCKS_32, n_blocks - first * SUB_BLOCKS)):
                     acc = fma_rn(dots[place], factors[place], acc)
                     if has_minimum:
                         acc = fma_rn(totals[place], minima[place], acc)
@@ -188,7 +196,7 @@ def _product_256(coding):
             cuda.syncthreads()
             if cuda.threadIdx.x < ROWS * TOKENS:
                 place = half + (lane >> 2) * PLANE_256 + (lane & 3)
-                for i in range(min(WARPS, steps - first)):
+                for _ in range(min(WARPS, steps - first)):
                     acc = fma_rn(dots[place], factors[place], acc)
                     if has_minimum:
                         acc = fma_rn(totals[place], minima[place], acc)

@@ -22,8 +22,8 @@ WARPS = 4
 
 class Rounded(NamedTuple):
     """
-    q      i8[T, C']       C' = C to the next multiple of 256; 0 behind C.  256 values lie as a warp reads them
-                           (layout.py): the first halves of the 8 sub-blocks of 32, then the second halves
+    q      i8[T, C']       C' = C to the next multiple of 256; 0 behind C.  256 values lie as a warp reads
+                           them (layout.py): the first halves of 8 sub-blocks of 32, then the second halves
     scale  f32[T, C'/block size]
     sums   i32[T, C'/16]   of 16 values of q
     """
@@ -39,7 +39,9 @@ def round_activations(x, block_size):
     padded = padded_columns(C)
     new = device.current().empty
     rounded = Rounded(
-        new((T, padded), np.int8), new((T, padded // block_size), np.float32), new((T, padded // 16), np.int32)
+        new((T, padded), np.int8),
+        new((T, padded // block_size), np.float32),
+        new((T, padded // 16), np.int32),
     )
     kernel = ROUND_256 if block_size == 256 else ROUND_32
     grid = -(-padded // block_size // WARPS), T

@@ -43,7 +43,10 @@ def _is_better(value, v, than, other):
 def _best_of_block(value, v, values, ids):
     """The best pair of all threads, in thread 0.  values, ids: shared, of WARPS."""
     for distance in (16, 8, 4, 2, 1):
-        than, other = cuda.shfl_xor_sync(WHOLE_WARP, value, distance), cuda.shfl_xor_sync(WHOLE_WARP, v, distance)
+        than, other = (
+            cuda.shfl_xor_sync(WHOLE_WARP, value, distance),
+            cuda.shfl_xor_sync(WHOLE_WARP, v, distance),
+        )
         if _is_better(than, other, value, v):
             value, v = than, other
     if cuda.threadIdx.x & 31 == 0:
@@ -80,6 +83,8 @@ def _whole_kernel(values, ids, out):
         out[t] = best_id
 
 
-PIECES = Kernel(_pieces_kernel, (float32[:, ::1], float32[:, ::1], int32[:, ::1]), ("SHFL",), name="argmax_pieces")
+PIECES = Kernel(
+    _pieces_kernel, (float32[:, ::1], float32[:, ::1], int32[:, ::1]), ("SHFL",), name="argmax_pieces"
+)
 WHOLE = Kernel(_whole_kernel, (float32[:, ::1], int32[:, ::1], int32[::1]), ("SHFL",), name="argmax_whole")
 KERNELS = (PIECES, WHOLE)

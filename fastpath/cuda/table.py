@@ -1,6 +1,16 @@
 """All kernels by name: what tests, the device check and the launcher's warm-up go through."""
 
-from fastpath.cuda import activation, attention, elementwise, embedding, linear, norm, quantize, rotary, sampling
+from fastpath.cuda import (
+    activation,
+    attention,
+    elementwise,
+    embedding,
+    linear,
+    norm,
+    quantize,
+    rotary,
+    sampling,
+)
 
 MODULES = (activation, attention, elementwise, embedding, linear, norm, quantize, rotary, sampling)
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}

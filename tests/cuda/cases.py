@@ -2,10 +2,20 @@
 
 import numpy as np
 
+from fastpath.cuda import (
+    activation,
+    attention,
+    elementwise,
+    embedding,
+    layout,
+    linear,
+    norm,
+    quantize,
+    rotary,
+    sampling,
+)
 from quant import FORMATS
 from tests import strategies
-
-from fastpath.cuda import activation, attention, elementwise, embedding, layout, linear, norm, quantize, rotary, sampling
 
 
 def calls():

@@ -1,13 +1,6 @@
-"""What the tests of CUDA kernels run on; importing it skips a module where that is not there."""
+"""What the tests of CUDA kernels run on."""
 
-import pytest
-
-from tests.gpu_on_cpu import needs
-
-if needs.missing():
-    pytest.skip(needs.missing(), allow_module_level=True)
-
-from tests.gpu_on_cpu import devices, launching, offline  # noqa: E402  after it is known that they can be
+from tests.gpu_on_cpu import devices, launching, offline
 
 # executor one under every schedule; executor two, which is there for what NVVM does, under two of them
 FEW = (launching.SCHEDULES[0], launching.SCHEDULES[3])

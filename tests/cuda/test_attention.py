@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import refimpl.ops
+from fastpath.cuda import attention, device
 from refimpl.ops.attention import narrow, widen
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS
-
-from fastpath.cuda import attention, device  # noqa: E402
 
 EXAMPLES = {"ir": 12, "sm_80": 2, "sm_90": 4}
 
 
 def _in_pages(rng, cache, P):
-    """A cache [R, K, S/32, ...] cut into pages of P positions, in any order; what belongs to nobody is NaN."""
+    """A cache [R, K, S/32, ...] cut into pages of P positions, in any order; what is nobody's is NaN."""
     R, K, blocks = cache.shape[:3]
     per_page = P // 32
     E, spare = blocks // per_page, 3
@@ -94,7 +92,7 @@ def _flat(pages):
 
 @pytest.mark.parametrize("heads", [(8, 2, 256), (16, 1, 512), (10, 2, 72)])
 def test_real_heads_and_the_batch(heads):
-    """Head sizes of real models, groups of 4, 16 and 5, more than one piece: as defined, and alone as in a batch."""
+    """Real head sizes, groups of 4, 16 and 5, more than one piece: as defined, and alone as in a batch."""
     N, K, H = heads
     rng = np.random.default_rng(N)
     S, window = 320, 290

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int32
 
+from fastpath.cuda import intrinsics as ptx
+from fastpath.cuda.kernel import Kernel
 from tests.cuda.executors import EXECUTORS
-
-from fastpath.cuda import intrinsics as ptx  # noqa: E402
-from fastpath.cuda.kernel import Kernel  # noqa: E402
-from tests.gpu_on_cpu.launching import KernelError  # noqa: E402
+from tests.gpu_on_cpu.launching import KernelError
 
 WHOLE_WARP = 0xFFFFFFFF
 F, I = float32[::1], int32[::1]
@@ -83,7 +82,13 @@ WRONG = [
     (without_barrier, (F,), 1, 64, "a barrier or a wait is missing"),
     (block_after_block, (F,), 126, 1, "a barrier or a wait is missing"),
     (half_a_warp_shuffles, (F,), 1, 32, "has exited|deadlock"),
-    (some_at_the_barrier, (F,), 1, 64, "deadlock: 40 threads at syncthreads, 0 at a warp instruction, 24 have exited"),
+    (
+        some_at_the_barrier,
+        (F,),
+        1,
+        64,
+        "deadlock: 40 threads at syncthreads, 0 at a warp instruction, 24 have exited",
+    ),
     (barrier_against_shuffle, (F,), 1, 64, "has exited|deadlock"),
     (copy_without_wait, (I, I), 1, 32, "nobody waited for"),
     (crooked_load, (I, I), 1, 32, "access of 16 bytes"),
@@ -91,7 +96,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("function, signature, grid, threads, message", WRONG, ids=lambda w: getattr(w, "__name__", ""))
+@pytest.mark.parametrize(
+    "function, signature, grid, threads, message", WRONG, ids=lambda w: getattr(w, "__name__", "")
+)
 def test_wrong_kernels_are_found(function, signature, grid, threads, message, executor):
     arrays = [np.zeros(126, np.float32 if kind is F else np.int32) for kind in signature]
     with pytest.raises(KernelError, match=message):

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from numba import cuda, float32, int8, int32
 
+from fastpath.cuda import intrinsics as ptx
+from fastpath.cuda.kernel import Kernel
 from tests.cuda.executors import EXECUTORS
-
-from fastpath.cuda import intrinsics as ptx  # noqa: E402
-from fastpath.cuda.kernel import Kernel  # noqa: E402
 
 F, I = float32[::1], int32[::1]
 
@@ -22,7 +21,9 @@ def of_integers(x, y, out):
     out[i] = ptx.dp4a_s8(x[i], y[i], i)
     out[n + i] = ptx.permute_bytes(x[i], y[i], 0x7216)
     out[2 * n + i] = ptx.add32(ptx.mul32(x[i], y[i]), ptx.sub32(x[i], y[i]))
-    out[3 * n + i] = ptx.xor32(ptx.or32(ptx.shl32(x[i], 5), ptx.shr32(y[i], 3)), ptx.and32(ptx.sar32(x[i], 7), y[i]))
+    out[3 * n + i] = ptx.xor32(
+        ptx.or32(ptx.shl32(x[i], 5), ptx.shr32(y[i], 3)), ptx.and32(ptx.sar32(x[i], 7), y[i])
+    )
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -75,7 +76,10 @@ def test_floats(executor):
 
 def of_tensor_cores(a, b, out):
     """16x32 int8 times 32x8, by way of cp.async and ldmatrix."""
-    shared_a, shared_b = cuda.shared.array(512, int8, alignment=16), cuda.shared.array(256, int8, alignment=16)
+    shared_a, shared_b = (
+        cuda.shared.array(512, int8, alignment=16),
+        cuda.shared.array(256, int8, alignment=16),
+    )
     lane = cuda.threadIdx.x
     ptx.copy_async_16(shared_a, lane * 16, a, lane * 16)
     ptx.commit_copies()

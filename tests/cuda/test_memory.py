@@ -2,11 +2,9 @@
 
 import pytest
 
+from fastpath.cuda import device
 from tests.cuda import cases
-from tests.cuda.executors import EXECUTORS  # noqa: F401  skips the module where there are none
-
-from fastpath.cuda import device  # noqa: E402
-from tests.gpu_on_cpu.traffic import Profiler  # noqa: E402
+from tests.gpu_on_cpu.traffic import Profiler
 
 CALLS = cases.calls()
 STREAMS = [name for name in CALLS if name.startswith(("linear", "attention"))]
@@ -15,7 +13,9 @@ STREAMS = [name for name in CALLS if name.startswith(("linear", "attention"))]
 @pytest.mark.parametrize("name", STREAMS)
 def test_weights_and_caches_are_read_in_whole_sectors(name):
     sites = _sites(name)
-    streams = [site for site in sites if site.space == "global" and site.instruction.startswith("ld.global.nc")]
+    streams = [
+        site for site in sites if site.space == "global" and site.instruction.startswith("ld.global.nc")
+    ]
     assert streams
     for site in streams:
         assert site.efficiency == 1, f"{name}: {site}"

@@ -1,4 +1,4 @@
-"""Every op of fastpath.cuda against its definition, on the executors: the test of tests/parity, on a GPU's code."""
+"""Ops of fastpath.cuda against their definitions, on the executors: tests/parity for a GPU's code."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refimpl.ops
+from fastpath.cuda import activation, device, elementwise, norm, rotary, sampling
 from tests import strategies, tolerances
 from tests.cuda.executors import EXAMPLES, EXECUTORS
-
-from fastpath.cuda import activation, device, elementwise, norm, rotary, sampling  # noqa: E402
 
 OPS = {
     "add": elementwise, "add_bias": elementwise, "scale": elementwise, "standardize": elementwise,
@@ -38,7 +37,9 @@ def test_parity(op, executor):
 
 def _in_float64(case):
     return {
-        name: value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+        name: value.astype(np.float64)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32
+        else value
         for name, value in case.items()
     }
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import refimpl.ops
+from fastpath.cuda import device, embedding, layout, linear, quantize
 from quant import FORMATS
 from refimpl.ops import integer
 from tests import strategies
 from tests.cuda.executors import EXECUTORS
-
-from fastpath.cuda import device, embedding, layout, linear, quantize  # noqa: E402
 
 BLOCKS = ("random", "finite")
 
@@ -62,7 +61,11 @@ def test_rounded_activations(block_size, executor):
     np.testing.assert_array_equal(got_q[:, :C], q.reshape(len(x), C))
     np.testing.assert_array_equal(got.scale[:, : C // block_size], scale)
     np.testing.assert_array_equal(got.sums[:, : C // 16], q.reshape(len(x), -1, 16).sum(-1, dtype=np.int32))
-    assert not got_q[:, C:].any() and not got.scale[:, C // block_size :].any() and not got.sums[:, C // 16 :].any()
+    assert (
+        not got_q[:, C:].any()
+        and not got.scale[:, C // block_size :].any()
+        and not got.sums[:, C // 16 :].any()
+    )
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)

@@ -1,4 +1,4 @@
-"""The executors in the place of a GPU: `with fastpath.cuda.device.use(...)` runs the whole op table on them."""
+"""The executors in the place of a GPU: `with fastpath.cuda.device.use(...)` runs the op table on them."""
 
 import numpy as np
 

@@ -21,10 +21,11 @@ from numba.core import types
 from tests.gpu_on_cpu import launching, offline, ptx_text, runtime
 
 LIBM = {
-    "__nv_fast_expf": "expf", "__nv_fast_tanhf": "tanhf", "__nv_fsqrt_rn": "sqrtf", "__nv_rsqrtf": "rt_rsqrtf",
+    "__nv_fast_expf": "expf", "__nv_fast_tanhf": "tanhf", "__nv_fsqrt_rn": "sqrtf",
+    "__nv_rsqrtf": "rt_rsqrtf",
     **{f"__nv_{name}": name for name in (
-        "expf", "exp2f", "tanhf", "sqrtf", "logf", "sinf", "cosf", "fabsf", "floorf", "ceilf", "rintf", "truncf",
-        "fmaf", "fmaxf", "fminf", "powf", "erff", "exp", "tanh", "sqrt", "log", "sin", "cos",
+        "expf", "exp2f", "tanhf", "sqrtf", "logf", "sinf", "cosf", "fabsf", "floorf", "ceilf", "rintf",
+        "truncf", "fmaf", "fmaxf", "fminf", "powf", "erff", "exp", "tanh", "sqrt", "log", "sin", "cos",
     )},
 }  # fmt: skip
 BITS = {"half": 16, "float": 32, "double": 64, "ptr": 64}
@@ -66,7 +67,8 @@ class IrImage(launching.Image):
         text = text.replace("llvm.nvvm.", "nvvm.")
         text = re.sub(r"__nv_\w+", _libm, text)
         return re.sub(
-            r'call (?P<result>.+?) asm\s+(?:sideeffect\s+)?"(?P<asm>[^"]*)", "[^"]*"\s*\((?P<values>[^\n]*)\)$',
+            r'call (?P<result>.+?) asm\s+(?:sideeffect\s+)?"(?P<asm>[^"]*)", "[^"]*"\s*'
+            r"\((?P<values>[^\n]*)\)$",
             self._inline_assembly, text, flags=re.M,
         )  # fmt: skip
 
@@ -127,7 +129,7 @@ def _bits(kind):
 
 
 def _shim(name, asm, result, kinds):
-    """An LLVM function with the operands of the assembly, which calls the runtime's function of the opcode."""
+    """An LLVM function with the operands of the assembly, which calls runtime.c's function of the opcode."""
     opcode, operands = ptx_text.instruction(asm)
     function = ptx_text.runtime_function(opcode)
     if function is None:
@@ -227,7 +229,7 @@ def _compile(texts):
 
 
 def _declarations(texts):
-    """"result @name(" -> declaration, of what kernels call in other modules."""
+    """ "result @name(" -> declaration, of what kernels call in other modules."""
     found = {"i32 @run_dynamic_bytes(": "declare i32 @run_dynamic_bytes()"}
     for text in texts:
         for head, parameters in re.findall(r"^define linkonce_odr (.+? @asm\.\w+\()(.*)\) \{$", text, re.M):

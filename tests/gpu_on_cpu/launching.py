@@ -52,20 +52,29 @@ class Image:
         if n_threads > 1024:
             raise KernelError(f"{n_threads} threads in a block; a device runs 1024")
         if self.shared.top + dynamic > runtime.SHARED_LIMIT:
-            raise KernelError(f"{self.shared.top + dynamic} bytes of shared memory; sm_90 has {runtime.SHARED_LIMIT}")
+            raise KernelError(
+                f"{self.shared.top + dynamic} bytes of shared memory; sm_90 has {runtime.SHARED_LIMIT}"
+            )
         gaps = [*self.shared.gaps, (self.shared.top, dynamic_start - self.shared.top), (used, runtime.GAP)]
         gaps = np.array(gaps, np.int64)
         memory = _Guarded()
-        words = [word for kind, value in zip(self.signature, arguments, strict=True) for word in memory.words(kind, value)]
+        words = [
+            word
+            for kind, value in zip(self.signature, arguments, strict=True)
+            for word in memory.words(kind, value)
+        ]
         order = schedule.order(n_threads)
         failed = runtime.library().run_launch(
             self.address, (ctypes.c_uint64 * max(1, len(words)))(*words), (ctypes.c_int * 3)(*grid),
-            (ctypes.c_int * 3)(*threads), dynamic, order.ctypes.data, schedule.by_warps, schedule.blocks_backward,
+            (ctypes.c_int * 3)(*threads), dynamic, order.ctypes.data, schedule.by_warps,
+            schedule.blocks_backward,
             gaps.ctypes.data, len(gaps), used + runtime.GAP,
         )  # fmt: skip
         memory.release(copy_back=not failed)
         if failed:
-            raise KernelError(f"{self.name}: {runtime.library().run_error().decode()} (threads {schedule.name})")
+            raise KernelError(
+                f"{self.name}: {runtime.library().run_error().decode()} (threads {schedule.name})"
+            )
 
     @property
     def dynamic_start(self):

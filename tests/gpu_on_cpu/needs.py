@@ -38,5 +38,7 @@ def missing_assembler():
 
     absent = [name for name in ("ptxas", "cuobjdump", "nvdisasm") if sass.tool(name) is None]
     if absent:
-        return f"no {', '.join(absent)}; install nvidia-cuda-nvcc, nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm"
+        return (
+            f"no {', '.join(absent)}; install nvidia-cuda-nvcc, nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm"
+        )
     return None

@@ -34,9 +34,7 @@ if not _has_nvrtc():
 
 def to_ptx(function, signature, architecture=ARCHITECTURES[-1]):
     """PTX text of a kernel."""
-    return cuda.compile(
-        function, signature, cc=architecture, output="ptx", device=False, abi="numba"
-    )[0]
+    return cuda.compile(function, signature, cc=architecture, output="ptx", device=False, abi="numba")[0]
 
 
 def to_nvvm_ir(function, signature, architecture=ARCHITECTURES[-1]):

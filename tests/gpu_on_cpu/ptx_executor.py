@@ -25,5 +25,6 @@ class PtxImage(launching.Image):
         translation = Translation(offline.to_ptx(function, signature, architecture), log_accesses)
         self.name = f"{function.__name__} for sm_{architecture[0]}{architecture[1]}"
         self.signature, self.shared, self.sites = signature, translation.shared, translation.sites
+        runtime.library()  # whose functions it calls
         self._library = ctypes.CDLL(str(runtime.build(translation.source, *FLAGS)))
         self.address = ctypes.cast(self._library.kernel_entry, ctypes.c_void_p).value

@@ -14,9 +14,11 @@ HEADER = r"""
 #include <stdint.h>
 #include <string.h>
 typedef struct { uint64_t value, flag; } two;
-extern int run_tid(int), run_ctaid(int), run_ntid(int), run_nctaid(int), run_laneid(void), run_dynamic_bytes(void);
+extern int run_tid(int), run_ctaid(int), run_ntid(int), run_nctaid(int), run_laneid(void);
+extern int run_dynamic_bytes(void);
 extern int run_barrier_reduce(int, int);
-extern void run_barrier(void), run_sync_warp(uint32_t), run_misaligned(uint64_t, int), run_access(uint32_t, uint64_t);
+extern void run_barrier(void), run_sync_warp(uint32_t), run_misaligned(uint64_t, int);
+extern void run_access(uint32_t, uint64_t);
 extern two run_shuffle(uint32_t, int, uint32_t, uint32_t, uint32_t), run_vote(uint32_t, int, int);
 extern uint32_t run_match(uint32_t, uint64_t);
 static inline float as_float(uint64_t r) { uint32_t u = r; float f; memcpy(&f, &u, 4); return f; }
@@ -25,16 +27,33 @@ static inline uint64_t of_float(float f) { uint32_t u; memcpy(&u, &f, 4); return
 static inline uint64_t of_double(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
 static inline uint64_t aligned(uint64_t at, int n) { if (at % n) run_misaligned(at, n); return at; }
 static inline double flushed(double x) { return fabs(x) < 0x1p-126 ? copysign(0, x) : x; }
-static inline double clamped(double x, double low, double high) { return x != x ? 0 : x < low ? low : x > high ? high : x; }
+static inline double clamped(double x, double low, double high) {
+  return x != x ? 0 : x < low ? low : x > high ? high : x;
+}
 """
 C_TYPE = {
     **{f"{kind}{bits}": f"uint{bits}_t" for kind in "ub" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
     "f32": "float", "f64": "double", "pred": "int",
 }  # fmt: skip
-SPECIAL = {f"%{name}.{axis}": f"run_{name}({i})" for name in ("tid", "ctaid", "ntid", "nctaid") for i, axis in enumerate("xyz")}
+SPECIAL = {
+    f"%{name}.{axis}": f"run_{name}({i})"
+    for name in ("tid", "ctaid", "ntid", "nctaid")
+    for i, axis in enumerate("xyz")
+}
 SPECIAL |= {"%laneid": "run_laneid()", "%dynamic_smem_size": "run_dynamic_bytes()", "WARP_SZ": "32"}
-COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^"}
 FUNCTIONS = {
     "sqrt": "sqrt({})", "rsqrt": "1 / sqrt({})", "rcp": "1 / {}", "lg2": "log2({})", "ex2": "exp2({})",
@@ -42,7 +61,7 @@ FUNCTIONS = {
 }  # fmt: skip
 # Modifiers that change a result: an instruction with one of them is known here with it, or not at all.
 SPECIAL_CASES = {"sat", "satfinite", "relu", "ftz", "rm", "rp", "rz", "cc"}
-KNOWN_WITH = {"cvt": {"sat"}, **dict.fromkeys(FUNCTIONS, {"ftz"})}
+KNOWN_WITH = {"cvt": {"sat"}, **{name: {"ftz"} for name in FUNCTIONS}}
 ROUND = {"rni": "rint", "rmi": "floor", "rpi": "ceil", "rzi": "trunc"}
 SHUFFLES = {"idx": 0, "up": 1, "down": 2, "bfly": 3}
 VOTES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
@@ -87,7 +106,9 @@ class Translation:
         text = ""
         pattern = r"\.(?:global|const) \.align (\d+) \.b8 ([\w$]+)\[(\d+)\] = \{([^}]*)\};"
         for align, name, n_bytes, values in re.findall(pattern, ptx):
-            text += f"static const uint8_t __attribute__((aligned({align}))) {name}[{n_bytes}] = {{{values}}};\n"
+            text += (
+                f"static const uint8_t __attribute__((aligned({align}))) {name}[{n_bytes}] = {{{values}}};\n"
+            )
             self.symbols[name] = f"(uintptr_t){name}"
         return text
 
@@ -186,7 +207,8 @@ class Translation:
                 words.append(self.bits(operand))
         writes = " ".join(f"{register(r)} = out[{i}];" for i, r in enumerate(results))
         return (
-            f"extern void {function}(const uint64_t *, uint64_t *); uint64_t in[] = {{{', '.join(words) or '0'}}}, "
+            f"extern void {function}(const uint64_t *, uint64_t *); "
+            f"uint64_t in[] = {{{', '.join(words) or '0'}}}, "
             f"out[{max(1, len(results))}]; {log}{function}(in, out); {writes}"
         )
 
@@ -210,7 +232,9 @@ class Translation:
     def _ld(self, parts, operands, text):
         kind, space = parts[-1], _space(parts)
         if space == "param":
-            return self.write(operands[0], kind, f"*({C_TYPE[kind]} *)&words[{self.parameters[operands[1][1:-1]]}]")
+            return self.write(
+                operands[0], kind, f"*({C_TYPE[kind]} *)&words[{self.parameters[operands[1][1:-1]]}]"
+            )
         registers = ptx_text.members(operands[0])
         n_bytes = width(kind) // 8 * len(registers)
         loads = [self.write(r, kind, f"(({C_TYPE[kind]} *)at)[{i}]") for i, r in enumerate(registers)]
@@ -238,7 +262,9 @@ class Translation:
             return f"run_sync_warp({self.bits(operands[0])});"
         if "red" in parts:
             how = next(REDUCTIONS[part] for part in parts if part in REDUCTIONS)
-            return self.write(operands[0], parts[-1], f"run_barrier_reduce({how}, {self.read(operands[-1], 'pred')})")
+            return self.write(
+                operands[0], parts[-1], f"run_barrier_reduce({how}, {self.read(operands[-1], 'pred')})"
+            )
         return "run_barrier();"
 
     _barrier = _bar
@@ -261,7 +287,8 @@ class Translation:
         return f"{register(operands[0])} = {call}.{field};"
 
     def _match(self, parts, operands, text):
-        return f"{register(operands[0])} = run_match({self.bits(operands[2])}, {self.read(operands[1], parts[-1])});"
+        value = self.read(operands[1], parts[-1])
+        return f"{register(operands[0])} = run_match({self.bits(operands[2])}, {value});"
 
     def _setp(self, parts, operands, text):
         kind, how = parts[-1], parts[1]
@@ -291,7 +318,11 @@ class Translation:
         value = self.read(operands[1], source)
         how = next((ROUND[part] for part in parts if part in ROUND), None)
         if is_float(source) and not is_float(to):
-            low, high = (0, 2 ** width(to) - 1) if to[0] == "u" else (-(2 ** (width(to) - 1)), 2 ** (width(to) - 1) - 1)
+            low, high = (
+                (0, 2 ** width(to) - 1)
+                if to[0] == "u"
+                else (-(2 ** (width(to) - 1)), 2 ** (width(to) - 1) - 1)
+            )
             if width(to) == 64:
                 return self.write(operands[0], to, f"{how}((double){value})")
             value = f"clamped({how}((double){value}), {low}.0, {high}.0)"
@@ -346,7 +377,7 @@ class Translation:
         return self.write(operands[0], kind, f"{x} {operation} {y}")
 
     def _function(self, parts, operands, text):
-        """Roots, quotients, exponentials: in double, rounded once; on the device approximations are less exact."""
+        """Roots, quotients, exponentials: in double, rounded once; a device approximates some of them."""
         x = f"(double){self.read(operands[1], parts[-1])}"
         if "ftz" in parts:
             value = FUNCTIONS[parts[0]].format(f"flushed({x})")
@@ -355,7 +386,9 @@ class Translation:
 
     def _shl(self, parts, operands, text):
         n, by = width(parts[-1]), self.read(operands[2], "u32")
-        return self.write(operands[0], parts[-1], f"{by} >= {n} ? 0 : {self.read(operands[1], f'u{n}')} << {by}")
+        return self.write(
+            operands[0], parts[-1], f"{by} >= {n} ? 0 : {self.read(operands[1], f'u{n}')} << {by}"
+        )
 
     def _shr(self, parts, operands, text):
         kind, by = parts[-1], self.read(operands[2], "u32")
@@ -366,7 +399,9 @@ class Translation:
 
     def _not(self, parts, operands, text):
         kind = parts[-1]
-        return self.write(operands[0], kind, f"{'!' if kind == 'pred' else '~'}{self.read(operands[1], kind)}")
+        return self.write(
+            operands[0], kind, f"{'!' if kind == 'pred' else '~'}{self.read(operands[1], kind)}"
+        )
 
     def _neg(self, parts, operands, text):
         kind = parts[-1]
@@ -396,7 +431,9 @@ class Translation:
         if kind[0] == "u":
             return self.write(operands[0], kind, unsigned)
         shift = f"(64 - {length})"
-        return self.write(operands[0], kind, f"{length} ? (int64_t)({unsigned} << {shift}) >> {shift} : 0 * {n}")
+        return self.write(
+            operands[0], kind, f"{length} ? (int64_t)({unsigned} << {shift}) >> {shift} : 0 * {n}"
+        )
 
     def _bfi(self, parts, operands, text):
         kind = parts[-1]

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tests.gpu_on_cpu import offline
 
-# float64 arithmetic comes from a literal or an integer that nobody wrapped in float32; local memory from an array
-# whose index is not known at compile time.
+# float64 arithmetic comes from a literal or an integer that nobody wrapped in float32; local memory from
+# an array whose index is not known at compile time.
 FORBIDDEN = ("DADD", "DMUL", "DFMA", "LDL", "STL")
 
 
@@ -51,7 +51,8 @@ def code(kernel, architecture):
     spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
     opcode = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]+)"
     return Code(
-        number(r"Used (\d+) registers"), spills, number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes smem"),
+        number(r"Used (\d+) registers"), spills, number(r"(\d+) bytes stack frame"),
+        number(r"(\d+) bytes smem"),
         collections.Counter(re.findall(opcode, listing)),
     )  # fmt: skip
 

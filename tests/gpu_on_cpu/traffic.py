@@ -1,7 +1,7 @@
-"""How a kernel's warps reach memory: sectors of global memory and wavefronts of shared memory, for every site.
+"""How warps reach memory: sectors of global memory and wavefronts of shared memory, for every site.
 
-Executor two logs thread, site and address of every access.  The n-th execution of a site by the lanes of a warp
-is one request, as it is on the device while they do not diverge.
+Executor two logs thread, site and address of every access.  The n-th execution of a site by the lanes of a
+warp is one request, as it is on the device while they do not diverge.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,9 @@ class Profiler:
         finally:
             library.run_log(None, 0)
         if n > self.capacity:
-            raise ValueError(f"{kernel.name}: {n} accesses, the log holds {self.capacity}. Profile a smaller case")
+            raise ValueError(
+                f"{kernel.name}: {n} accesses, the log holds {self.capacity}. Profile a smaller case"
+            )
         self.sites[kernel.name] = list(_sites(image.sites, log[:n]))
 
 
