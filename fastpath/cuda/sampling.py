@@ -32,7 +32,7 @@ def argmax(logits, *, out=None):
 
 
 @cuda.jit(device=True)
-def _is_better(value, v, than, other):
+def is_better(value, v, than, other):
     """Is logit `value` of token v chosen before logit `than` of token `other`?"""
     if value != value:
         return than == than or v < other
@@ -47,14 +47,14 @@ def _best_of_block(value, v, values, ids):
             cuda.shfl_xor_sync(WHOLE_WARP, value, distance),
             cuda.shfl_xor_sync(WHOLE_WARP, v, distance),
         )
-        if _is_better(than, other, value, v):
+        if is_better(than, other, value, v):
             value, v = than, other
     if cuda.threadIdx.x & 31 == 0:
         values[cuda.threadIdx.x >> 5], ids[cuda.threadIdx.x >> 5] = value, v
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
         for warp in range(1, WARPS):
-            if _is_better(values[warp], ids[warp], value, v):
+            if is_better(values[warp], ids[warp], value, v):
                 value, v = values[warp], ids[warp]
     return value, v
 
@@ -64,7 +64,7 @@ def _pieces_kernel(logits, values, ids):
     t, start, V = cuda.blockIdx.y, cuda.blockIdx.x * PIECE, logits.shape[1]
     best, best_id = float32(-np.inf), int32(NOBODY)
     for v in range(start + cuda.threadIdx.x, min(V, start + PIECE), THREADS):
-        if _is_better(logits[t, v], v, best, best_id):
+        if is_better(logits[t, v], v, best, best_id):
             best, best_id = logits[t, v], int32(v)
     best, best_id = _best_of_block(best, best_id, warp_values, warp_ids)
     if cuda.threadIdx.x == 0:
@@ -76,7 +76,7 @@ def _whole_kernel(values, ids, out):
     t = cuda.blockIdx.x
     best, best_id = float32(-np.inf), int32(NOBODY)
     for i in range(cuda.threadIdx.x, values.shape[1], THREADS):
-        if _is_better(values[t, i], ids[t, i], best, best_id):
+        if is_better(values[t, i], ids[t, i], best, best_id):
             best, best_id = values[t, i], ids[t, i]
     best, best_id = _best_of_block(best, best_id, warp_values, warp_ids)
     if cuda.threadIdx.x == 0:

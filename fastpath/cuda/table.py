@@ -6,13 +6,14 @@ from fastpath.cuda import (
     elementwise,
     embedding,
     linear,
+    moe,
     norm,
     quantize,
     rotary,
     sampling,
 )
 
-MODULES = (activation, attention, elementwise, embedding, linear, norm, quantize, rotary, sampling)
+MODULES = (activation, attention, elementwise, embedding, linear, moe, norm, quantize, rotary, sampling)
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 
 assert len(KERNELS) == sum(len(module.KERNELS) for module in MODULES), "two kernels have one name"

@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refimpl.ops
-from fastpath.cuda import activation, device, elementwise, norm, rotary, sampling
+from fastpath.cuda import activation, device, elementwise, moe, norm, rotary, sampling
 from tests import strategies, tolerances
 from tests.cuda.executors import EXAMPLES, EXECUTORS
 
 OPS = {
     "add": elementwise, "add_bias": elementwise, "scale": elementwise, "standardize": elementwise,
     "clip": activation, "geglu": activation, "glu": activation, "silu": activation, "softcap": activation,
-    "layer_norm": norm, "rms_norm": norm, "rope": rotary,
+    "expert_sum": moe, "route": moe, "layer_norm": norm, "rms_norm": norm, "rope": rotary,
 }  # fmt: skip
 
 
@@ -29,7 +29,8 @@ def test_parity(op, executor):
         with device.use(EXECUTORS[executor]):
             got = getattr(OPS[op], op)(**case)
         want = getattr(refimpl.ops, op)(**(case if tolerances.is_exact(op, case) else _in_float64(case)))
-        tolerances.check(op, case, (got,), (want,))
+        as_tuple = (lambda result: result) if op == "route" else (lambda result: (result,))
+        tolerances.check(op, case, as_tuple(got), as_tuple(want))
 
     with np.errstate(all="ignore"):
         check()
