@@ -4,6 +4,7 @@ numba-cuda asks the current device for its compute capability when a kernel call
 NVRTC (a wheel of 215 MB) which architectures exist.  Both are given a fixed answer here.
 """
 
+import functools
 import types
 
 import numba.cuda.cuda_paths as cuda_paths
@@ -32,6 +33,7 @@ if not _has_nvrtc():
     cuda_paths._get_nvrtc_path = lambda: cuda_paths._env_path_tuple("not installed", None)
 
 
+@functools.cache
 def to_ptx(function, signature, architecture=ARCHITECTURES[-1]):
     """PTX text of a kernel."""
     return cuda.compile(function, signature, cc=architecture, output="ptx", device=False, abi="numba")[0]
