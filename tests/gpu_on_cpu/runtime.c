@@ -68,7 +68,7 @@ static void fail(const char *format, ...) {
 }
 
 static void on_fault(int number, siginfo_t *info, void *context) {
-  if (!is_running) { // not ours
+  if (!is_running || !me) { // not a kernel's
     signal(number, SIG_DFL);
     return;
   }

@@ -51,16 +51,15 @@ def library():
     runtime.run_launch.argtypes = [
         pointer, pointer, pointer, pointer, integer, pointer, integer, integer, pointer, integer, long,
     ]  # fmt: skip
+    runtime.shared_memory = runtime.run_shared_memory(SHARED_ROOM)  # every launch fills it with NaN
+    if not runtime.shared_memory:
+        raise RuntimeError("no memory below 4 GiB for shared memory")
     return runtime
 
 
-@functools.cache
 def shared_memory():
     """Address of the shared memory, below 4 GiB."""
-    address = library().run_shared_memory(SHARED_ROOM)
-    if not address:
-        raise RuntimeError("no memory below 4 GiB for shared memory")
-    return address
+    return library().shared_memory
 
 
 @functools.cache
