@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint goldens bench-peers clean
+.PHONY: demo test test-slow soak lint goldens bench-peers clean
 
 demo: $(VENV)/.installed          ## install, then let the embedded checkpoint answer a prompt
 	$(PY) -m fastpath.cli --prompt "What is Twinpath?" --stats
@@ -13,6 +13,9 @@ test: $(VENV)/.installed-test     ## the whole suite; no torch, no GPU, no model
 
 test-slow: $(VENV)/.installed-test  ## the same suite with ten times the examples, and the slow tests
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "not live and not gpu"
+
+soak: $(VENV)/.installed-test  ## 2,000 random requests with aborts, on ample and on scarce pages; minutes
+	$(PY) -m tests.soak
 
 lint: $(VENV)/.installed-dev      ## style and types
 	$(VENV)/bin/ruff check .

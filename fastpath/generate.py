@@ -1,62 +1,61 @@
-"""Tokens one after the other: what turns logits into an answer."""
+"""Tokens one after the other: the answer to one prompt."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-
-from fastpath.engine import Engine
+from fastpath.engine import Engine, Request, Usage
 from refimpl.batch import SoftTokens
-from refimpl.frontend.sampling import SamplingParams, sample
+from refimpl.frontend.sampling import SamplingParams
 
 
 @dataclass
 class Generation:
-    """The ids of an answer, made while they are read. `reason` is known when they end: "stop" or "length"."""
+    """The ids of an answer, made while they are read. `reason` is known when they end: "stop" or "length".
+
+    Who stops reading before says so with `end`, and may set a reason.
+    """
 
     engine: Engine
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    max_tokens: int
-    stop_ids: frozenset[int]
-    suppress: tuple[int, ...]
-    lane: int = 0
+    request: Request
     progress: Callable[[int, int], None] | None = None
-    soft: Sequence[SoftTokens] = ()
     reason: str | None = None
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    n_decoded: int = 0
-    history: list[int] = field(default_factory=list)
+    id: int | None = None
+    n_prefilled: int = 0  # tokens of the prompt that are done
+    usage: Usage | None = None
 
     def __iter__(self) -> Iterator[int]:
-        begin = time.perf_counter()
+        self.id = self.engine.add(self.request)
+        self.usage = self.engine.usage(self.id)
         try:
-            logits = self.engine.prefill(
-                self.prompt_ids, lane=self.lane, soft=self.soft, progress=self.progress
-            )
+            yield from self.engine.stream(self.id, self._progressed)
         finally:
-            self.prefill_s = time.perf_counter() - begin
-        self.history = self.engine.tokens[self.lane].copy()
-        self.reason = "length"
-        for n in range(self.max_tokens):
-            if n > 0:
-                if self.engine.room(self.lane) == 0:
-                    return
-                begin = time.perf_counter()
-                logits = self.engine.decode(self.history[-1], lane=self.lane)
-                self.decode_s += time.perf_counter() - begin
-                self.n_decoded += 1
-            token_id = self._sample(logits)
-            if token_id in self.stop_ids:
-                self.reason = "stop"
-                return
-            self.history.append(token_id)
-            yield token_id
+            self.end()
 
-    def _sample(self, logits: np.ndarray) -> int:
-        return sample(logits, self.params, self.history, len(self.history), self.suppress)
+    def end(self) -> None:
+        """No more tokens are wanted."""
+        if self.id is not None:
+            self.engine.abort(self.id)
+            self.reason = self.reason or self.engine.result(self.id).reason
+
+    def _progressed(self, done: int, total: int) -> None:
+        self.n_prefilled = done
+        if self.progress is not None:
+            self.progress(done, total)
+
+    @property
+    def prefill_s(self) -> float:
+        return self.usage.prefill_s if self.usage else 0.0
+
+    @property
+    def decode_s(self) -> float:
+        return self.usage.decode_s if self.usage else 0.0
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens that were computed after the first one: the last of an answer is not, unless it went on."""
+        if self.usage is None or not self.usage.generated:
+            return 0
+        return self.usage.generated - (self.reason == "length")
 
 
 def generate(
@@ -65,29 +64,18 @@ def generate(
     params: SamplingParams | None = None,
     max_tokens: int = 100,
     *,
-    lane: int = 0,
     stop_ids: Iterable[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
     soft: Sequence[SoftTokens] = (),
 ) -> Generation:
-    """An answer to a prompt that is appended to what the lane holds.
+    """An answer to a prompt: the whole conversation so far, of which the engine keeps what it has computed.
 
     stop_ids   ids that end the answer and are not part of it; None = the model's end-of-generation tokens
-    progress   (done, total) prompt tokens, after each chunk
-    soft       images and sounds of the prompt, by their positions in the sequence
+    progress   (done, total) prompt tokens, after each chunk; an exception from it ends the prefill there
+    soft       images and sounds of the prompt, by their positions
 
     The draw of a token depends on (seed, position) only: see frontend/sampling.py.
     """
-    tokenizer = engine.model.tokenizer
-    ends = tokenizer.eog_ids if stop_ids is None else frozenset(stop_ids)
-    return Generation(
-        engine,
-        prompt_ids,
-        params or SamplingParams(),
-        max_tokens,
-        ends,
-        tokenizer.suppress_ids,
-        lane,
-        progress,
-        soft,
-    )
+    ends = None if stop_ids is None else frozenset(stop_ids)
+    request = Request(prompt_ids, soft, params or SamplingParams(), max_tokens, ends)
+    return Generation(engine, request, progress)

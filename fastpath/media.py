@@ -8,7 +8,6 @@ The same content under the same budget is encoded once, whatever its name and in
 """
 
 import hashlib
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,18 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from fastpath import locks
 from fastpath.load import Model
 from fastpath.model.audio import encode_audio
 from fastpath.model.vision import encode_image
 from refimpl.frontend.image import DEFAULT_BUDGET
 from refimpl.frontend.media_file import Source
-from refimpl.frontend.media_input import DEFAULT_FPS, MediaInput, open_input, read_input
+from refimpl.frontend.media_input import DEFAULT_SAMPLING, MediaInput, Sampling, open_input, read_input
 from refimpl.frontend.media_prompt import Encoded, Kind
 from refimpl.media_tensors import Media, load_media
 
 CACHE_BYTES = 256 << 20  # 280 soft tokens of the widest model are 6 MB
 
-Key = tuple[str, bytes, float]  # kind, digest of the content, budget or frames a second
+Key = tuple[str, bytes, int | Sampling | None]  # kind, digest of the content, budget or choice of frames
 Trace = Callable[[str, np.ndarray], None]
 Progress = Callable[[int, int], None]
 
@@ -99,19 +99,19 @@ class Encoders:
         *,
         name: str | None = None,
         budget: int = DEFAULT_BUDGET,
-        fps: float = DEFAULT_FPS,
+        sampling: Sampling = DEFAULT_SAMPLING,
     ) -> Opened:
         """Read a file, and decode it unless its soft tokens are known; arguments as in `open_input`."""
         begin = time.perf_counter()
         file = read_input(self.media, kind, source, name)
-        option = {"image": float(budget), "video": float(fps), "audio": 0.0}[kind]
-        key = kind, hashlib.sha256(file.data).digest(), option
+        options: dict[str, int | Sampling | None] = {"image": budget, "video": sampling, "audio": None}
+        key: Key = kind, hashlib.sha256(file.data).digest(), options[kind]
         known = self.kept.get(key)
         if known is not None:
             earlier, rows = known
             notes = tuple(note.replace(earlier.name, file.name, 1) for note in earlier.notes)
             return Opened(kind, key, MediaInput(file.name, earlier.part, (), notes), rows)
-        opened = open_input(self.media, kind, file, budget=budget, fps=fps)
+        opened = open_input(self.media, kind, file, budget=budget, sampling=sampling)
         return Opened(kind, key, opened, None, time.perf_counter() - begin)
 
     def encode(
@@ -162,7 +162,7 @@ class Kept:
         self.max_bytes, self.nbytes = max_bytes, 0
         self.hits = self.misses = 0
         self._entries: OrderedDict[Key, tuple[MediaInput, tuple[np.ndarray, ...]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = locks.lock()
 
     def __len__(self) -> int:
         return len(self._entries)

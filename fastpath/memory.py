@@ -1,10 +1,12 @@
 """How much memory a process may still take: of the machine, and of the container it runs in."""
 
+import mmap
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
+_OWN_SIZES = Path("/proc/self/statm")
 
 
 def available_bytes() -> int | None:
@@ -15,6 +17,31 @@ def available_bytes() -> int | None:
     limits = [_of_machine(), *map(_of_group, _groups())]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)
+
+
+def in_words() -> str:
+    """For a message that memory is out: what is free, and how much is in use of which limit."""
+    limit, used, free = _address_limit(), _address_space(), _of_machine()
+    said = [] if free is None else [f"{free / 1e6:.0f} MB of the machine are free"]
+    if limit is not None:
+        used_words = "" if used is None else f", {used / 1e6:.0f} MB are in use"
+        said.append(f"this process may have {limit / 1e6:.0f} MB of addresses (ulimit -v){used_words}")
+    return "; ".join(said) or "How much is free the system does not say"
+
+
+def _address_limit() -> int | None:
+    """Of `ulimit -v`, which counts mapped files too, and what is reserved and never touched."""
+    try:
+        import resource
+    except ImportError:  # not a system of POSIX
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _address_space() -> int | None:
+    first = "".join(_lines(_OWN_SIZES)).split()
+    return int(first[0]) * mmap.PAGESIZE if first else None
 
 
 def _of_machine() -> int | None:

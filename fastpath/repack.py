@@ -18,7 +18,7 @@ import numpy as np
 from fastpath.cpu import packing
 from fastpath.cpu.arena import Arena
 from fastpath.cpu.buffers import address
-from fastpath.memory import available_bytes
+from fastpath.memory import available_bytes, in_words
 from quant import QTensor
 from refimpl.tensors import Weights
 
@@ -70,7 +70,9 @@ def pack(weights: Weights, plan: Plan, progress: Progress | None = None) -> tupl
     try:
         arena = Arena(plan.nbytes)
     except (OSError, MemoryError):
-        raise ValueError(f"memory: no {plan.nbytes / 1e9:.1f} GB for packed weights. {WITHOUT}") from None
+        raise ValueError(
+            f"memory: no {plan.nbytes / 1e9:.1f} GB for packed weights; {in_words()}. {WITHOUT}"
+        ) from None
     done, packed = 0, {}
     for tensor in plan.tensors:
         memory = arena.take(packing.packed_bytes(tensor))

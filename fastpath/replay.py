@@ -4,7 +4,6 @@ What is computed and in which order is the same as when the ops are called one b
 goes away is Python between the ops, about ten microseconds for each of a thousand.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpath import locks
 from refimpl.batch import Batch
 
 MOST_TOKENS = 16  # larger calls spend their time in kernels
@@ -27,7 +27,7 @@ class _Recorded:
 
 
 class Replay:
-    """The programs of one engine.
+    """The programs of one set of lanes.
 
     recorder  what the op table records with (fastpath.cpu.program)
     run       (batch, trace) -> logits f32[M, V]: the forward call
@@ -41,7 +41,7 @@ class Replay:
         self._values: tuple = ()
         self._is_unable = False
         self._known: OrderedDict[int, _Recorded] = OrderedDict()
-        self._busy = threading.Lock()
+        self._busy = locks.lock()
 
     @staticmethod
     def takes(batch: Batch, vocab_size: int) -> bool:
@@ -51,15 +51,15 @@ class Replay:
             return False
         if not 1 <= T <= MOST_TOKENS or len(batch.logit_rows) != T:
             return False
-        return (
-            all(array.dtype == np.int32 and array.shape == (T,) for array in _arrays(batch))
-            and min(batch.token_ids.min(), batch.positions.min(), batch.seq_ids.min()) >= 0
-            and batch.token_ids.max() < vocab_size
-            and bool((batch.logit_rows == np.arange(T)).all())
-        )
+        if not all(array.dtype == np.int32 and array.shape == (T,) for array in _arrays(batch)):
+            return False
+        ids, positions, lanes, rows = (
+            array.tolist() for array in _arrays(batch)
+        )  # NumPy takes longer for few
+        return min(*ids, *positions, *lanes) >= 0 and max(ids) < vocab_size and rows == list(range(T))
 
     def forget_if_stale(self) -> None:
-        """Programs hold the arrays that they were recorded with, such as a cache that has grown since."""
+        """Programs hold the arrays that they were recorded with, such as those of another model."""
         objects, values = self._state()
         same = all(map(is_, objects, self._objects)) and len(objects) == len(self._objects)
         if not same or values != self._values:
@@ -68,9 +68,9 @@ class Replay:
 
     def logits(self, batch: Batch) -> np.ndarray:
         """f32[T, V]. The cache must have been checked and have room for the batch."""
-        if self._recorder.is_recording() or not self._busy.acquire(blocking=False):
+        if self._recorder.is_recording() or self._busy.locked():
             return self._run(batch, None)  # the second: another Python thread is in one of the programs
-        try:
+        with self._busy:
             self.forget_if_stale()
             if self._is_unable:
                 return self._run(batch, None)
@@ -83,8 +83,6 @@ class Replay:
                 mine[:] = its
             found.program.replay()
             return found.logits.copy()
-        finally:
-            self._busy.release()
 
     def _record_new(self, batch: Batch) -> _Recorded | None:
         own = Batch(*(array.copy() for array in _arrays(batch)))

@@ -73,7 +73,7 @@ def load_trace(path: str | Path) -> TraceFile:
                 raise ValueError("it holds one array, not named ones")
             arrays = {name: npz[name] for name in npz.files}
         meta = json.loads(str(arrays.pop(META))) if META in arrays else {}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path}: not a trace ({error}). Make one with: twinpath trace --out FILE.npz"
         ) from error

@@ -3,7 +3,8 @@
     python -m oracles.hf_media_model FOLDER --out trace.npz
 
 FOLDER holds model.gguf, mmproj.gguf, the media, and cases.json: {"ids": {"image": id, ..}, "cases": {name:
-{"tokens": ids with placeholders, "media": file stems in order}}}.  Arrays are named `case/l_out-0`.
+{"tokens": ids with placeholders, "media": file stems in order}}}.  Pictures are canvases, unless a case has
+a "budget": then transformers' processor resizes them.  Arrays are named `case/l_out-0`.
 
 Classes, injection and masks are transformers' own.  One thing is given to the unified class (12B): the masks
 that Gemma4Model makes, where this version of it still has older ones.
@@ -24,6 +25,7 @@ import numpy as np
 import PIL.Image
 import torch
 import transformers
+from transformers.models.gemma4 import image_processing_pil_gemma4 as images
 from transformers.models.gemma4 import modeling_gemma4 as modeling
 from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
 
@@ -89,6 +91,17 @@ def fill_media(model: torch.nn.Module, weights: dict[str, np.ndarray], is_unifie
             slots[slot].copy_(value)
 
 
+def resized(picture: PIL.Image.Image, budget: int) -> np.ndarray:
+    """u8[h, w, 3]: what the image processor makes of a picture, put together again from its patches."""
+    result = images.Gemma4ImageProcessorPil(max_soft_tokens=budget)(picture, return_tensors="np")
+    places = result["image_position_ids"][0]
+    is_real = (places != -1).all(axis=-1)
+    columns, rows = places[is_real].max(axis=0) + 1
+    patches = result["pixel_values"][0][is_real].reshape(rows, columns, 16, 16, 3)
+    canvas = patches.transpose(0, 2, 1, 3, 4).reshape(rows * 16, columns * 16, 3)
+    return np.rint(255 * canvas).astype(np.uint8)
+
+
 def inputs_of(folder: Path, case: dict, ids: dict[str, int], is_unified: bool, dtype: torch.dtype) -> dict:
     """What the processors would give: patches padded to one length, mel frames with a mask, token types."""
     tokens = torch.tensor([case["tokens"]])
@@ -101,7 +114,9 @@ def inputs_of(folder: Path, case: dict, ids: dict[str, int], is_unified: bool, d
         path = folder / f"{stem}.png"
         if path.exists():
             kind = "image" if order[at] == ids["image"] else "video"
-            patches, places = hf_media.cut(np.asarray(PIL.Image.open(path)))
+            picture = PIL.Image.open(path)
+            canvas = resized(picture, case["budget"]) if "budget" in case else np.asarray(picture)
+            patches, places = hf_media.cut(canvas)
             patches, places = torch.from_numpy(patches)[None].to(dtype), torch.from_numpy(places)[None]
             if is_unified:
                 patches, places = hf_media.merge_patches(patches, places)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -31,6 +33,16 @@ class SoftTokens:
     @property
     def stop(self) -> int:
         return self.start + len(self.rows)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What the model sees or hears, wherever it stands: 32 bytes, computed once.
+
+        Soft tokens all have the id PAD, so this is what tells one image from another.  Rows hold everything
+        that the file and the budget decided; `vision` decides which rows see each other.
+        """
+        kind = f"{self.rows.dtype.str} {self.rows.shape} {self.vision}\n"
+        return hashlib.sha256(kind.encode() + np.ascontiguousarray(self.rows).tobytes()).digest()
 
 
 @dataclass(frozen=True)

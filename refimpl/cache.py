@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from refimpl.kv_types import dtypes_of, shapes_of
+from refimpl.kv_types import dtypes_of, exact_type, own_pages, shapes_of
 
 
 class KVCache:
@@ -28,19 +28,19 @@ class KVCache:
     def __init__(self, config, n_seqs, capacity, chunk, dtype=np.float32, *, kv_type=None, ring=True):
         self.n_seqs, self.capacity, self.chunk = n_seqs, capacity, chunk
         self.dtype = np.dtype(dtype)
-        k_type, v_type = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
-        self._layers = {}
+        kv_type = exact_type(dtype) if kv_type is None else kv_type
+        self._layers, self._table = {}, own_pages(n_seqs)
         for layer in config.layers:
             if layer.owns_kv:
                 n_slots = capacity
                 if ring and layer.window is not None:
                     n_slots = min(capacity, layer.window - 1 + chunk)
-                shapes = shapes_of(n_seqs, n_slots, layer.n_kv_heads, layer.head_dim)
-                self._layers[layer.index] = tuple(map(np.zeros, shapes, (k_type, v_type)))
+                shapes = shapes_of(n_seqs, n_slots, layer.n_kv_heads, layer.head_dim, kv_type)
+                self._layers[layer.index] = tuple(map(np.zeros, shapes, dtypes_of(kv_type)))
 
     def layer(self, i):
-        """(k, v) of a layer that has its own."""
-        return self._layers[i]
+        """(k, v, table) of a layer that has its own keys; a lane has one page there."""
+        return *self._layers[i], self._table
 
     @property
     def nbytes(self):

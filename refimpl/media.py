@@ -10,7 +10,7 @@ import numpy as np
 from refimpl.batch import SoftTokens
 from refimpl.frontend.image import DEFAULT_BUDGET
 from refimpl.frontend.media_file import Source
-from refimpl.frontend.media_input import DEFAULT_FPS, open_input, read_input
+from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling, open_input, read_input
 from refimpl.frontend.media_prompt import Encoded, Kind, locate, soft_tokens, user_message
 from refimpl.model.audio import encode_audio
 from refimpl.model.vision import encode_image
@@ -23,12 +23,12 @@ def encode(
     *,
     name: str | None = None,
     budget: int = DEFAULT_BUDGET,
-    fps: float = DEFAULT_FPS,
+    sampling: Sampling = DEFAULT_SAMPLING,
     dtype: Any = np.float32,
     activations: str = "float",
 ) -> Encoded:
     """Run the encoder of a projector (media_tensors.Media) on a file; arguments as in `open_input`."""
-    opened = open_input(media, kind, read_input(media, kind, source, name), budget=budget, fps=fps)
+    opened = open_input(media, kind, read_input(media, kind, source, name), budget=budget, sampling=sampling)
     if kind == "audio":
         encoder, run = media.need_audio(), encode_audio
     else:

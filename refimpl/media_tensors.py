@@ -320,7 +320,7 @@ def _checkpoint_config(path: Path, dim: int) -> tuple[dict[str, Any], tuple[str,
             "clip.vision.projector.scale_factor": vision.get("pooling_kernel_size", 3),
             "clip.vision.attention.layer_norm_epsilon": vision.get("rms_norm_eps", 1e-6),
         }, ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = "there is none" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:120]
         return {}, (
             f"{path}: config.json beside it was not used ({why}); pooling 3 and epsilon 1e-6 are assumed, as "

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from quant import FORMATS, QTensor
-from refimpl.kv_types import KV_TYPES, shapes_of
+from refimpl.kv_types import dtypes_of, own_pages, shapes_of
 
 NORMAL_FORMATS = [f.name for f in FORMATS.values() if f.name not in ("F64", "I8", "I16", "I32", "I64")]
 INTEGER_FORMATS = [f.name for f in FORMATS.values() if f.integer_parts is not None]
@@ -167,19 +167,35 @@ def rope(draw):
     return {"x": draw(floats(T, N, 2 * pairs)), "cos": np.cos(angles), "sin": np.sin(angles)}
 
 
-def kv_caches(k, v, k_type="f32", v_type="f32"):
-    """Caches (refimpl/ops/attention.py) with slot s of k[R, S, K, H] and v[R, S, K, H] in slot s."""
+def kv_caches(k, v, k_type="f32", v_type="f32", page=None):
+    """Pages and table (refimpl/ops/attention.py) with k[R, S, K, H] and v[R, S, K, H].
+
+    page: positions, that divide S: pages in any order, with others between them; None: one page a lane
+    """
     R, S, K, H = k.shape
-    k_cache, v_cache = map(np.zeros, shapes_of(R, S, K, H), (KV_TYPES[k_type], KV_TYPES[v_type]))
+    table = own_pages(R)
+    if page is not None:
+        n = R * S // page
+        table = np.random.default_rng(n).permutation(2 * n)[:n].astype(np.int32).reshape(R, -1)
+    pages = poisoned(table.max() + 1, page or S, K, H, (k_type, v_type))
     for lane in range(R):
-        refimpl.ops.write_kv(k[lane], v[lane], k_cache, v_cache, np.full(S, lane), np.arange(S))
-    return k_cache, v_cache
+        refimpl.ops.write_kv(k[lane], v[lane], *pages, table, np.full(S, lane), np.arange(S))
+    return *pages, table
+
+
+def poisoned(n_pages, page, n_kv_heads, head_dim, kv_type):
+    """Keys and values that are NaN wherever nobody writes, in every type."""
+    shapes = shapes_of(n_pages, page, n_kv_heads, head_dim, kv_type)
+    arrays = tuple(map(np.zeros, shapes, dtypes_of(kv_type)))
+    for array in arrays:
+        array.view(np.uint8)[...] = 0xFF
+    return arrays
 
 
 @st.composite
 def _cache(draw):
     """Caches, lanes and positions: linear, or a ring that has wrapped; every visible slot holds numbers."""
-    types = st.sampled_from(["f32", "f16", "bf16"])
+    types = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])
     rng = draw(generators())
     R, K, G = draw(sizes(1, 3)), draw(sizes(1, 2)), draw(sizes(1, 3))
     H = draw(st.sampled_from([2, 6, 16, 32, 40, 64, 80, 130]))
@@ -193,33 +209,36 @@ def _cache(draw):
     else:
         lanes = np.full(T, rng.integers(0, R), np.int32)
         positions = np.arange(T, dtype=np.int32) + rng.integers(0, last + 2 - T, dtype=np.int32)
-    caches = kv_caches(normal(rng, R, S, K, H), normal(rng, R, S, K, H), draw(types), draw(types))
+    page = draw(st.sampled_from([None, *(size for size in (32, 64, 96) if S % size == 0)]))
+    k, v = normal(rng, R, S, K, H), normal(rng, R, S, K, H)
+    caches = kv_caches(k, v, draw(types), draw(types), page)
     return rng, caches, lanes, positions, window, (T, K, G, H)
 
 
 @st.composite
 def attention(draw):
-    rng, (k_cache, v_cache), lanes, positions, window, (T, K, G, H) = draw(_cache())
+    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache())
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
     ends = draw(st.none() | st.just(rng))
     if ends is not None:  # up to some later position whose slots are not those of an earlier one
-        S = 32 * k_cache.shape[2]
+        S = 32 * k_pages.shape[2] * table.shape[1]
         firsts = 0 * positions if window is None else np.maximum(0, positions - window + 1)
         ends = (positions + rng.integers(0, S + firsts - positions)).astype(np.int32)
     return {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache,
+        "q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table,
         "seq_ids": lanes, "positions": positions, "window": window, "ends": ends,
     }  # fmt: skip
 
 
 @st.composite
 def write_kv(draw):
-    rng, (k_cache, v_cache), lanes, _, _, (T, K, _, H) = draw(_cache())
-    S = 32 * k_cache.shape[2]
+    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache())
+    S = 32 * k_pages.shape[2] * table.shape[1]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)
     return {
-        "k": normal(rng, T, K, H), "v": normal(rng, T, K, H), "k_cache": k_cache, "v_cache": v_cache,
+        "k": normal(rng, T, K, H), "v": normal(rng, T, K, H),
+        "k_pages": k_pages, "v_pages": v_pages, "table": table,
         "seq_ids": np.full(T, lanes[0]), "positions": positions,
     }  # fmt: skip
 

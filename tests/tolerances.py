@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from refimpl import kv_tiles
 from refimpl.ops.attention import widen
 
 # quant: bytes and numbers
@@ -98,9 +99,17 @@ def _rope(case, want):
     return np.concatenate([first + second] * 2, axis=-1)
 
 
+def _largest_of_pages(pages):
+    """Of what was written: the rest is NaN."""
+    if pages.dtype != np.uint8:
+        return np.nanmax(np.abs(widen(pages, np.float64)))
+    scales, codes = kv_tiles.unpack(pages)
+    return np.nanmax(np.abs(scales).astype(np.float64)) * np.abs(codes.astype(int)).max()
+
+
 def _attention(case, want):
     """Values up to max|v|; a score's error e changes a probability by the factor 1 + e."""
-    k, v = (np.abs(widen(case[name], np.float64)).max() for name in ("k_cache", "v_cache"))
+    k, v = (_largest_of_pages(case[name]) for name in ("k_pages", "v_pages"))
     largest_score = np.abs(case["q"]).sum(-1, dtype=np.float64).max() * k
     return np.full_like(want, v * (1 + min(largest_score, 100.0)))
 
@@ -228,6 +237,31 @@ def check(op, case, got, want):
                 f"limit {np.broadcast_to(limit, g.shape)[i]:.3g} ({reason}); "
                 f"{bad.sum()} of {bad.size} are over"
             )
+
+
+# What rounding may do to a key or a value, as a share of the largest magnitude among the numbers that are
+# rounded together.  Floats: half a unit in the last of 11 or 8 bits.  q8_0: half a step, of which the largest
+# is 127, and the scale's rounding to 11 bits.  q4_0: a step, of which the largest is 8, since the other sign
+# ends at 7, and the scale's rounding.
+KV_ROUNDING = {
+    "f32": 0.0,
+    "f16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "q8_0": 0.5 / 127 + 2.0**-11,
+    "q4_0": 1 / 8 + 2.0**-11,
+}
+
+
+def rounded_kv(q, k, v, k_type, v_type):
+    """A bound on how far attention over rounded keys and values is from that over the numbers themselves.
+
+    Components of keys that are off by at most e move a score by at most e * sum |q|, so that exp(2 * that)
+    bounds how a weight changes, and that less one how all of them together do; values are a weighted mean.
+    """
+    moved = np.abs(q).sum(-1, dtype=np.float64).max() * KV_ROUNDING[k_type] * np.abs(k).max()
+    largest = float(np.abs(v).max())
+    roundings = 2 * OPS["attention"][0] * U  # of float32, as in OPS
+    return largest * (KV_ROUNDING[v_type] + np.expm1(2 * moved) * (1 + KV_ROUNDING[v_type]) + roundings)
 
 
 # How likely the demo finds held-out text, by the fast engine against the definition in float64.  The first is

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastpath.bench import rates
-from fastpath.cache import KVCache, KVType
+from fastpath.kv.arrays import zeros
+from fastpath.kv.geometry import PAGE, KVType, pages_of
+from refimpl.kv_types import dtypes_of, shapes_of
 
 FAR = 1 << 29  # bytes: more than the caches of a processor hold
 
@@ -59,6 +61,7 @@ def attention_rates(
     depth: int = 4096,
     prompt: int = 2048,
     batches: Iterable[int] = (1,),
+    page: int = PAGE,
     seconds: float = 0.3,
 ) -> list[AttentionRate]:
     """Decode of `batches` sequences in one call, and a prefill, for each shape: the best of `seconds`."""
@@ -67,7 +70,7 @@ def attention_rates(
     fma_peak = rates.fma_ops_per_s()
     results = []
     for name in shapes:
-        layer = _Layer(*SHAPES[name], kv_type)
+        layer = _Layer(*SHAPES[name], kv_type, page)
         for batch in batches:
             what = f"{name}, {batch} at depth {depth}"
             results.append(_rate(what, *layer.decode(depth, batch, seconds), read_peak, fma_peak))
@@ -84,24 +87,31 @@ def _rate(what, elapsed, n_bytes, n_ops, read_peak, fma_peak) -> AttentionRate:
 
 
 class _Layer:
-    """Stands for a model of one layer."""
+    """One layer's keys and values."""
 
-    def __init__(self, n_heads, n_kv_heads, head_dim, window, kv_type):
-        self.index, self.kv_from, self.owns_kv = 0, 0, True
+    def __init__(self, n_heads, n_kv_heads, head_dim, window, kv_type, page):
         self.n_heads, self.n_kv_heads, self.head_dim, self.window = n_heads, n_kv_heads, head_dim, window
-        self.layers, self.kv_type = (self,), kv_type
+        self.kv_type, self.page = kv_type, page
 
-    def _cache(self, n_seqs, n_positions, chunk):
-        """(keys, values) with something in them: memory that was never written is not read from memory."""
-        cache = KVCache(self, n_seqs, n_positions, chunk, kv_type=self.kv_type)
-        cache.reserve(n_positions)
-        for array in cache.layer(0):
-            some = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
-            some = some.view(np.uint32) >> 16 if array.dtype == np.uint16 else some.astype(array.dtype)
-            flat = array.reshape(-1)
-            for i in range(0, len(flat), len(some)):
-                flat[i : i + len(some)] = some[: len(flat) - i]
-        return cache.layer(0)
+    def _pages(self, n_seqs, n_positions):
+        """(keys, values, table): what lanes of n_positions keep, all written, on pages in any order.
+
+        Memory that was never written is not read from memory.
+        """
+        from fastpath.cpu import write_kv
+
+        K, H, P = self.n_kv_heads, self.head_dim, self.page
+        E = -(-n_positions // P)
+        if self.window is not None:
+            E = min(E, pages_of(self.window, P))
+        shapes = shapes_of(n_seqs * E, P, K, H, self.kv_type)
+        k, v = map(zeros, shapes, dtypes_of(self.kv_type))
+        rng = np.random.default_rng(0)
+        some = rng.standard_normal((2, P, K, H), np.float32)
+        one, order = np.zeros((1, 1), np.int32), np.arange(P, dtype=np.int32)
+        write_kv(*some, k[:1], v[:1], one, np.zeros(P, np.int32), order)
+        k[1:], v[1:] = k[:1], v[:1]
+        return k, v, rng.permutation(n_seqs * E).astype(np.int32).reshape(n_seqs, E)
 
     def _seen(self, position):
         return position + 1 if self.window is None else min(self.window, position + 1)
@@ -111,13 +121,13 @@ class _Layer:
         from fastpath.cpu import attention
         from fastpath.cpu.program import record
 
-        k, v = self._cache(1, depth, 1)
+        k, v, _ = self._pages(1, depth)
         n_seqs = batch * max(2, -(-FAR // (batch * (k.nbytes + v.nbytes))))
-        k, v = self._cache(n_seqs, depth, 1)
+        k, v, table = self._pages(n_seqs, depth)
         q = np.ones((batch, self.n_heads, self.head_dim), np.float32) / self.head_dim
         lanes, positions = np.zeros(batch, np.int32), np.full(batch, depth - 1, np.int32)
         with record() as program:
-            attention(q, k, v, lanes, positions, self.window)
+            attention(q, k, v, table, lanes, positions, self.window)
         best, end = np.inf, time.perf_counter() + seconds
         for first in itertools.cycle(range(0, n_seqs, batch)):
             lanes[:] = np.arange(first, first + batch)
@@ -127,20 +137,21 @@ class _Layer:
             if begin > end:
                 break
         seen = batch * self._seen(depth - 1)
-        n_bytes = seen * self.n_kv_heads * self.head_dim * (k.itemsize + v.itemsize)
+        n_bytes = seen * (k[0].nbytes + v[0].nbytes) // self.page
         return best, n_bytes, 4 * seen * self.n_heads * self.head_dim
 
     def prefill(self, prompt, seconds):
         """(s, bytes, operations) of one call of `prompt` tokens."""
         from fastpath.cpu import attention
 
-        k, v = self._cache(1, prompt, prompt)
+        wide = _Layer(self.n_heads, self.n_kv_heads, self.head_dim, None, self.kv_type, self.page)
+        k, v, table = wide._pages(1, prompt)
         q = np.ones((prompt, self.n_heads, self.head_dim), np.float32) / self.head_dim
         lanes, positions = np.zeros(prompt, np.int32), np.arange(prompt, dtype=np.int32)
         out, best, end = np.empty_like(q), np.inf, time.perf_counter() + seconds
         while time.perf_counter() < end or best == np.inf:
             begin = time.perf_counter()
-            attention(q, k, v, lanes, positions, self.window, out=out)
+            attention(q, k, v, table, lanes, positions, self.window, out=out)
             best = min(best, time.perf_counter() - begin)
         seen = sum(self._seen(position) for position in range(prompt))
         return best, k.nbytes + v.nbytes, 4 * seen * self.n_heads * self.head_dim
@@ -148,11 +159,12 @@ class _Layer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kv-type", default="f16", help="f32, f16, bf16, or one for keys and one for values")
+    parser.add_argument("--kv-type", default="f16", help="a type, or one for keys and one for values")
     parser.add_argument("-d", "--depth", type=int, default=4096)
     parser.add_argument("-p", "--prompt", type=int, default=2048)
     parser.add_argument("--batch", type=int, nargs="*", default=[1])
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--page", type=int, default=PAGE, help="positions of a page, a multiple of 32")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     from fastpath.cpu import machine, threads
@@ -161,8 +173,8 @@ def main() -> None:
         threads.set_num_threads(args.threads)
     types = args.kv_type.split(",")
     kv_type = types[0] if len(types) == 1 else (types[0], types[1])
-    print(f"{machine.describe()}, {args.kv_type}")
-    options = {"depth": args.depth, "prompt": args.prompt, "batches": args.batch}
+    print(f"{machine.describe()}, {args.kv_type}, pages of {args.page}")
+    options = {"depth": args.depth, "prompt": args.prompt, "batches": args.batch, "page": args.page}
     for rate in attention_rates(kv_type, args.shapes, **options):
         print(rate)
 

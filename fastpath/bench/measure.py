@@ -16,7 +16,7 @@ import numpy as np
 from fastpath.bench import profile
 from fastpath.bench.profile import Profiled
 from fastpath.bench.traffic import Call, Watched, totals
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 
 WARM_STEPS = 3  # decode calls before those that are timed; the first may record a program, the cache may grow
 
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def n_positions(self) -> int:
-        return self.n_depth + max(self.n_prompt, self.n_gen, WARM_STEPS)
+        return self.n_depth + (self.n_prompt or self.n_gen)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def workloads(prompts: list[int], gens: list[int], depths: list[int], n_seqs: li
 class Runner:
     """Runs tests on one engine, whose cache is big enough for all of them."""
 
-    def __init__(self, engine: Engine, *, seed: int = 0):
+    def __init__(self, engine: Lanes, *, seed: int = 0):
         self.engine = engine
         self.rng = np.random.default_rng(seed)
 
@@ -82,6 +82,8 @@ class Runner:
         """between: called before the first and after each repetition, for what is measured in turn."""
         self._fill(test)
         for _ in range(1 if test.n_prompt else WARM_STEPS):
+            if not self.engine.room():
+                self._rewind(test)
             self._one_call(test, self._ids(test))
         one_call, profiled = self._profile(test)
         samples = []
@@ -157,7 +159,7 @@ class Runner:
 
 
 def positions(tests: list[Workload]) -> int:
-    return max(test.n_positions for test in tests) + 1
+    return max(test.n_positions for test in tests)
 
 
 def lanes(tests: list[Workload]) -> int:

@@ -12,9 +12,10 @@ from functools import partial
 import numpy as np
 
 from fastpath.backend import ops_for
-from fastpath.cache import zeros
+from fastpath.kv.arrays import zeros
+from fastpath.kv.geometry import KVType
 from quant import FORMATS, QTensor
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import dtypes_of, names_of, own_pages, shapes_of
 
 ROWS = (1, 3, 8, 40)  # matrix-vector, small batch, matrix-matrix: the routes that a product may take
 BLOCKS = 64  # different ones in a matrix
@@ -24,6 +25,7 @@ M = 37  # two whole groups of 16 rows, and a rest
 FLOAT_ERROR = 3e-6
 
 
+REPLAY_STEPS = 3  # the first is recorded
 REPORT = "Run the tests (make test), and say on which processor this was."
 
 
@@ -31,14 +33,14 @@ class ParityError(ValueError):
     """A kernel is wrong."""
 
 
-def check(model, ops, kv_dtypes: tuple, *, activations: str = "int8") -> int:
+def check(model, ops, kv_type: KVType, *, activations: str = "int8") -> int:
     """The number of cases that were looked at; ParityError names the first that is wrong.
 
-    kv_dtypes  what the cache stores keys and values as
+    kv_type  what the cache stores keys and values as
     """
     reference, rng = ops_for("ref"), np.random.default_rng(0)
     n = 0
-    for what, wrong in _cases(model, ops, reference, rng, kv_dtypes, activations):
+    for what, wrong in _cases(model, ops, reference, rng, kv_type, activations):
         n += 1
         if fault := wrong():
             raise ParityError(
@@ -53,8 +55,8 @@ def check_replay(engine, n_seqs: Sequence[int]) -> int:
     if engine.replay is None:
         return 0
     for n in n_seqs:
-        steps = [[(lane, [int(rng.integers(V))]) for lane in range(n)] for _ in range(3)]
-        replayed = _extended(engine, steps)  # the first of them is recorded
+        steps = [[(lane, [int(rng.integers(V))]) for lane in range(n)] for _ in range(REPLAY_STEPS)]
+        replayed = _extended(engine, steps)
         replay, engine.replay = engine.replay, None
         try:
             eager = _extended(engine, steps)
@@ -81,7 +83,7 @@ def _extended(engine, steps) -> np.ndarray:
 Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
 
 
-def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
+def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
     for fmt, C, is_packed in _formats(model, experts=False):
         yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, is_packed, activations)
     for fmt, C, is_packed in _formats(model, experts=True):
@@ -89,8 +91,9 @@ def _cases(model, ops, ref, rng, kv_dtypes, activations) -> Iterator[Case]:
         yield what, partial(_experts, ops, ref, rng, fmt, C, is_packed, activations)
     heads = {(layer.head_dim, layer.window is not None) for layer in model.config.layers}
     for H, is_windowed in sorted(heads):
-        what = f"attention, heads of {H}, {'sliding' if is_windowed else 'global'}, {kv_dtypes[0]} keys"
-        yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_dtypes)
+        kind, types = "sliding" if is_windowed else "global", "/".join(names_of(kv_type))
+        what = f"attention, heads of {H}, {kind}, {types}"
+        yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_type)
     for name, case in _small_cases(rng).items():
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
@@ -165,11 +168,11 @@ def _packed(weight: QTensor):
     return packing.packed(weight)
 
 
-def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
+def _attention(ops, ref, rng, H, is_windowed, kv_type) -> str:
     """Also what fills the cache: a ring that has wrapped, or a line."""
     R, S, K, G, n = 2, 96, 2, 4, 130 if is_windowed else 80
     window = 50 if is_windowed else None
-    mine, its = [_empty(R, S, K, H, *kv_dtypes) for _ in range(2)]
+    mine, its = [(*_empty(R, S, K, H, kv_type), own_pages(R)) for _ in range(2)]
     lanes, T = np.ones(20, np.int32), 20
     for first in range(0, n, T):
         positions = np.arange(first, min(n, first + T), dtype=np.int32)
@@ -191,10 +194,9 @@ def _attention(ops, ref, rng, H, is_windowed, kv_dtypes) -> str:
     return ""
 
 
-def _empty(R, S, K, H, k_dtype, v_dtype):
-    """Caches of S slots: refimpl/ops/attention.py."""
-    k_shape, v_shape = shapes_of(R, S, K, H)
-    return zeros(k_shape, k_dtype), zeros(v_shape, v_dtype)
+def _empty(R, S, K, H, kv_type):
+    """Pages of S positions: refimpl/ops/attention.py."""
+    return map(zeros, shapes_of(R, S, K, H, kv_type), dtypes_of(kv_type))
 
 
 def _small_cases(rng) -> dict[str, dict]:

@@ -7,6 +7,7 @@ a run can be interrupted, continued, and done in parts; docs/performance.md is w
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -16,9 +17,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fastpath.bench import sizes, synthetic
+from fastpath.cli.arguments import Parser, one_line, whole
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "performance.json"
@@ -122,7 +124,24 @@ ROWS = (
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    args = _arguments(words)
+    """Faults are one line; what was measured before is kept."""
+    try:
+        return _main(_arguments(words))
+    except KeyboardInterrupt:
+        _say("bench-peers: interrupted; the next run goes on from here")
+        return 130
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _stop(f"{place}{error.strerror or error}. Check the path and the permissions")
+    except ValueError as error:
+        _stop(str(error))
+
+
+def _stop(message: str) -> NoReturn:
+    raise SystemExit(f"bench-peers: {one_line(message)}")
+
+
+def _main(args: argparse.Namespace) -> int:
     wanted = [row for row in ROWS if row.name in args.rows]
     results = _load()
     if not args.only_write:
@@ -136,7 +155,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
+    parser = Parser(prog="python -m fastpath.bench.peers", description=__doc__)
     names = [row.name for row in ROWS]
 
     def rows(text: str) -> list[str]:
@@ -145,27 +164,42 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not a row; there are {', '.join(names)}")
         return chosen
 
-    option = os.environ.get
-    parser.add_argument("--llama-bench", default=option("LLAMA_BENCH"), help="llama.cpp's llama-bench")
-    parser.add_argument("--rows", type=rows, default=option("ROWS") or "all", help="names, or all")
-    parser.add_argument("--rounds", type=int, default=int(option("ROUNDS") or 3), help="pairs of each row")
-    parser.add_argument("--threads", type=int, default=int(option("THREADS") or len(os.sched_getaffinity(0))))
-    parser.add_argument("--models", default=option("MODELS"), help="folder of files like e2b-q4_0.gguf")
-    parser.add_argument(
-        "--prefix", default=option("PREFIX") or "", help="put before each command: taskset .."
-    )
-    parser.add_argument("--again", action="store_true", default=bool(option("AGAIN")),
-                        help="measure rows anew that have results")  # fmt: skip
-    parser.add_argument("--keep", action="store_true", default=bool(option("KEEP")),
-                        help="do not delete files that were written for this")  # fmt: skip
+    def option(name: str, default: str | None = None) -> str | None:
+        return os.environ.get(name) or default  # a text: checked like one on the command line
+
+    def add(name: str, help: str, **options: Any) -> None:
+        variable = name.removeprefix("--").replace("-", "_").upper()
+        parser.add_argument(name, help=f"{help} ({variable}=)", **options)
+
+    n_cpus = str(len(os.sched_getaffinity(0)))
+    add("--llama-bench", "llama.cpp's llama-bench", default=option("LLAMA_BENCH"))
+    add("--rows", "names, or all", type=rows, default=option("ROWS", "all"))
+    add("--rounds", "pairs of each row", type=whole(1, 1000), default=option("ROUNDS", "3"))
+    add("--threads", "of both", type=whole(1, 256), default=option("THREADS", n_cpus))
+    add("--models", "folder of files like e2b-q4_0.gguf", default=option("MODELS"))
+    add("--prefix", "put before each command: taskset ..", type=_words, default=option("PREFIX", ""))
+    add("--again", "measure rows anew that have results", action="store_true", default=bool(option("AGAIN")))
+    add("--keep", "do not delete files that were written for this", action="store_true",
+        default=bool(option("KEEP")))  # fmt: skip
     parser.add_argument("--only-write", action="store_true", help="write the page from the results again")
-    args = parser.parse_args(words)
-    if not args.only_write and not (args.llama_bench and os.access(args.llama_bench, os.X_OK)):
+    args = parser.parse(list(sys.argv[1:] if words is None else words))
+    bench = args.llama_bench
+    if not args.only_write and not (bench and os.path.isfile(bench) and os.access(bench, os.X_OK)):
         parser.error(
-            f"llama-bench: got {args.llama_bench!r}, expected a program. Set LLAMA_BENCH=/path/to/it "
+            f"llama-bench: got {bench!r}, expected a program. Set LLAMA_BENCH=/path/to/it "
             "(docs/performance.md says how to build one)"
         )
+    if args.models and os.path.exists(args.models) and not os.path.isdir(args.models):
+        parser.error(f"models: {args.models} is a file, expected a folder. Set MODELS to the one it is in")
     return args
+
+
+def _words(text: str) -> list[str]:
+    """An argparse type: words as a shell takes them apart."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a command: {error}") from None
 
 
 class _Files:
@@ -220,8 +254,8 @@ def _run_row(row: Row, args: argparse.Namespace, results: Run, files: _Files) ->
             is_first = False
         pair = {
             "commit": _commit(),
-            "llama.cpp": row.read_peer(*_run(theirs, args.prefix)),
-            "ours": row.read_ours(*_run(ours, args.prefix)),
+            "llama.cpp": _figures(row, theirs, row.read_peer, *_run(theirs, args.prefix)),
+            "ours": _figures(row, ours, row.read_ours, *_run(ours, args.prefix)),
         }
         _say(f"{row.name}, pair {len(pairs) + 1} of {args.rounds}: {_summary(row, pair)}")
         pairs.append(pair)
@@ -248,21 +282,42 @@ def _shown(program: str, words: str, row: Row, args: argparse.Namespace) -> str:
     return f"{program} {words}".format(m=row.model.replace(":", "-").lower() + ".gguf", t=args.threads)
 
 
-def _run(command: list[str], prefix: str) -> tuple[str, Run]:
+def _figures(row: Row, command: list[str], read: Callable[[str, Run], Run], out: str, usage: Run) -> Run:
+    """What a command said, with every figure of its row; anything else ends the run and is not kept."""
+    try:
+        found = read(out, usage)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        _stop(
+            f"{shlex.join(command)}: got output that cannot be read ({type(error).__name__}: {error}), "
+            f"expected rows of figures. It begins: {out[:80]!r}. Run it by hand"
+        )
+    for figure in row.figures:
+        value = found.get(figure.name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value <= 0:
+            _stop(
+                f"{shlex.join(command)}: got {value!r} for {figure.name}, expected a number above 0. "
+                "Run it by hand"
+            )
+    return found
+
+
+def _run(command: list[str], prefix: Sequence[str]) -> tuple[str, Run]:
     """Standard output, and what it took."""
     with tempfile.TemporaryDirectory() as folder:
         usage = Path(folder) / "usage.json"
         timed = [sys.executable, str(Path(__file__).with_name("timed.py")), str(usage)]
         done = subprocess.run(
-            [*shlex.split(prefix), *timed, *command],
+            [*prefix, *timed, *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             env=_environment(command),
         )
         if done.returncode:
             last = " ".join(done.stderr.strip().splitlines()[-1:])
-            raise SystemExit(f"bench-peers: {shlex.join(command)}: status {done.returncode}: {last[:300]}")
+            _stop(f"{shlex.join(command)}: status {done.returncode}: {last[:300]}. Run it by hand")
         return done.stdout, json.loads(usage.read_text())
 
 
@@ -282,7 +337,18 @@ def _summary(row: Row, pair: Run) -> str:
 
 
 def _load() -> Run:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
+    """The results so far, after a look at whether a page can be made of them."""
+    if not RESULTS.exists():
+        return {"rows": {}}
+    try:
+        results = json.loads(RESULTS.read_text())
+        page(results)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        _stop(
+            f"{RESULTS}: not the results of earlier runs ({type(error).__name__}: {error}). Take it from the "
+            "repository again, or remove it and measure anew"
+        )
+    return results
 
 
 def _save(results: Run) -> None:
@@ -303,8 +369,8 @@ def _write_page(results: Run) -> None:
     before, mark, rest = PAGE.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (mark and end):
-        raise SystemExit(
-            f"bench-peers: {PAGE}: expected the lines {BEGIN.strip()} and {END.strip()} around the table"
+        _stop(
+            f"{PAGE}: expected the lines {BEGIN.strip()} and {END.strip()} around the table. Put them there"
         )
     PAGE.write_text(before + BEGIN + page(results) + END + after)
 

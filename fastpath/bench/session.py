@@ -15,8 +15,10 @@ from fastpath.bench.measure import Runner, workloads
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import prepare, say
 from fastpath.cli.stats import own_bytes, peak_bytes
-from fastpath.engine import Engine, default_chunk
+from fastpath.kv.geometry import cache_bytes
+from fastpath.lanes import Lanes, default_chunk
 from fastpath.load import Model, load_model
+from fastpath.memory import available_bytes
 from quant import QTensor
 
 
@@ -34,7 +36,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
     prepare(args, engine, measure.positions(tests), "last", parts)
     model = engine.model  # packed, perhaps
     _touch_tables(model)
-    n_cases = parity.check(model, engine.ops, engine.cache.dtypes)
+    n_cases = parity.check(model, engine.ops, engine.kv_type)
     n_cases += parity.check_replay(engine, sorted({test.n_seqs for test in tests if test.n_gen}))
     plain, samples = rates.PlainRead(rates.weight_memory(model.weights)), []
     runner, results = Runner(engine), []
@@ -47,7 +49,7 @@ def run(args: Namespace, path: Path) -> tuple[list[dict[str, Any]], str]:
         n_params=sum(tensor.n_rows * tensor.row_len for tensor in model.file.tensors.values()),
         kernels=machine.describe(),
         n_threads=threads.num_threads(),
-        n_batch=engine.chunk,
+        n_batch=args.batch_size or default_chunk(model.config),  # a short prompt does not fill one
         kv_types=_kv_types(args),
         is_packed=model.arena is not None,
         load_s=parts.seconds["file"] + parts.seconds.get("repack", 0.0),
@@ -77,20 +79,35 @@ def _kv_types(args: Namespace) -> tuple[str, str]:
     return (given, given) if isinstance(given, str) else given
 
 
-def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Engine:
+def _engine(args: Namespace, model: Model, tests: list[measure.Workload]) -> Lanes:
     n = measure.positions(tests)
     most = model.config.context_len
     if n > most:
         raise ValueError(f"bench: {n} positions asked for, but the model was made for {most}. Ask for fewer.")
-    return Engine(
+    context = min(most, max(n, parity.REPLAY_STEPS))
+    chunk, n_seqs = args.batch_size or default_chunk(model.config), measure.lanes(tests)
+    _check_memory(model, n_seqs, context, min(chunk, context), _kv_types(args))
+    return Lanes(
         model,
         ops_for("cpu"),
-        context_len=n,
-        chunk=args.batch_size or default_chunk(model.config),
-        n_seqs=measure.lanes(tests),
+        context_len=context,
+        chunk=chunk,
+        n_seqs=n_seqs,
         kv_type=_kv_types(args),
         replay=not args.no_replay,
     )
+
+
+def _check_memory(model: Model, n_seqs: int, n: int, chunk: int, kv_types: tuple[str, str]) -> None:
+    """Keys, values and logits of all sequences fit, or ValueError; packed weights are asked for later."""
+    kv, logits = cache_bytes(model.config, n_seqs, n, chunk, kv_types), 4 * n_seqs * model.config.vocab_size
+    available = available_bytes()
+    if available is not None and kv + logits > available:
+        raise ValueError(
+            f"bench: {n_seqs} sequences of {n} positions need {kv / 1e9:.1f} GB for keys and values and "
+            f"{logits / 1e9:.1f} GB for logits, but {available / 1e9:.1f} GB are free. Ask for fewer: "
+            "--batch, -p, -n, -d"
+        )
 
 
 RATES = (("fastpath.bench.kernels", "kernel_rates"), ("fastpath.bench.attention", "attention_rates"))

@@ -39,14 +39,47 @@ def folder() -> Path:
 def ensure(
     spec: str, path: Path | None = None, *, vocab: Path | None = None, progress: Progress | None = None
 ) -> Path:
-    """The file of a synthetic model, written if it is not there."""
+    """The file of a synthetic model, written if it is not there; ValueError if another one is."""
     size, recipe = sizes.parse(spec)
     if path is None:
         path = folder() / f"gemma-4-{size.name}-{recipe}.gguf"
         path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
+    if path.exists():
+        check(spec, path, vocab=vocab)
+    else:
         write(spec, path, vocab=vocab, progress=progress)
     return path
+
+
+def check(spec: str, path: Path, *, vocab: Path | None = None) -> None:
+    """The file is what `write` makes of the same arguments, but for the weights' values, or ValueError."""
+    size, recipe = sizes.parse(spec)
+    file, advice = open_gguf(path), "Name another file with --model, or remove this one to have it written"
+    want = sizes.metadata(size, recipe)
+    for key, value in want.items():
+        got = file.metadata.get(key)
+        kept = float(np.float32(value)) if isinstance(value, float) else value  # as files hold it
+        if not np.array_equal(got, kept):  # type: ignore[arg-type]
+            raise ValueError(f"{path}: {key} is {_short(got)}, expected {_short(value)} of {spec}. {advice}")
+    plan = {name: (shape, sizes.type_of(size, recipe, (name, shape, kind)))
+            for name, shape, kind in sizes.tensors(size)}  # fmt: skip
+    found = {name: (tensor.shape, tensor.format.name) for name, tensor in file.tensors.items()}
+    for name in plan | found:
+        if plan.get(name) != found.get(name):
+            got, expected = (_short(of.get(name)) for of in (found, plan))
+            raise ValueError(f"{path}: tensor {name} is {got}, expected {expected} of {spec}. {advice}")
+    if vocab is not None:
+        for key, value in _tokenizer_of(vocab).items():
+            if not np.array_equal(file.metadata.get(key), value):  # type: ignore[arg-type]
+                raise ValueError(f"{path}: {key} is not that of {vocab}. {advice}")
+
+
+def _short(value: object) -> str:
+    """For a message: its beginning, or that it is not there."""
+    if value is None:
+        return "missing"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def write(

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from refimpl.kv_types import STEP
+
 # op or field of the weights -> what the profile calls it; other ops have their own name
 CLASSES = {
     **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), "attention projections"),
@@ -136,14 +138,14 @@ def _unit(weight, activations: str) -> str:
     return "n_ops" if activations == "int8" and weight.format.integer_parts is not None else "n_float_ops"
 
 
-def _attention(q, k_cache, v_cache, seq_ids, positions, window, *_) -> dict[str, int]:
-    """Keys that several rows of one sequence see are read once. k_cache [R, K, S/32, H, 32]"""
+def _attention(q, k_pages, v_pages, table, seq_ids, positions, window, *_) -> dict[str, int]:
+    """Keys that several rows of one sequence see are read once. k_pages [N, K, P/32, H, 32]"""
     _, N, H = q.shape
     last = np.asarray(positions, np.int64)
     first = np.zeros_like(last) if window is None else np.maximum(0, last - window + 1)
     lanes = np.asarray(seq_ids)
     n_keys = sum(int(last[lanes == r].max() - first[lanes == r].min()) + 1 for r in np.unique(lanes))
-    per_key = k_cache.shape[1] * H * (k_cache.dtype.itemsize + v_cache.dtype.itemsize)
+    per_key = (k_pages[0].nbytes + v_pages[0].nbytes) // (STEP * k_pages.shape[2])
     return {"kv_bytes": n_keys * per_key, "n_float_ops": 4 * N * H * int((last - first + 1).sum())}
 
 

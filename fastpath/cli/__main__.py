@@ -16,10 +16,20 @@ COMMANDS = {
     "diff": ("fastpath.cli.diff", "two traces against the error budget; names the first that is over"),
 }
 
+_CACHE = "Ask for less: --context and --chunk bound the cache and a call"
+# what bounds the memory of a command; "" is inference
+LESS = {
+    "": _CACHE,
+    "logits": _CACHE,
+    "trace": _CACHE,
+    "bench": "Ask for less: --batch, -p, -n, -d and -b bound the cache and a call",
+}
+ENOMEM = 12
+
 OK, FAULT, INTERRUPTED, NO_READER = 0, 2, 130, 141  # the last two as shells count SIGINT and SIGPIPE
 STATUSES = """
   0    done
-  1    diff found a name over its budget
+  1    diff found a name over its budget; --batch-file had a line that got an error
   2    wrong input, or output that cannot be written: one line says which
   130  Ctrl+C, after what was said so far
   141  the reader of the output went away, as `head` does: no message"""
@@ -27,28 +37,66 @@ STATUSES = """
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command line; the process's exit status, one of STATUSES."""
+    words, ctrl_c = list(sys.argv[1:] if argv is None else argv), None
     try:
-        words = list(sys.argv[1:] if argv is None else argv)
         if sys.stdout is None:
             return _fault("standard output is closed. Leave it open, or send it to a file.")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
-        status = _run(words)
-        sys.stdout.flush()
-        return status
+        from fastpath.interrupts import Noticed
+
+        with Noticed() as ctrl_c:
+            status = _run([*words])
+            sys.stdout.flush()
+            return status
     except KeyboardInterrupt:
-        _say(f"{PROG}: interrupted")
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         _flush_or_drop()
         return NO_READER
-    except MemoryError:
-        return _fault("out of memory. Ask for less: --context and --chunk bound the cache and a call.")
+    except MemoryError as error:
+        return _out_of_memory(words, str(error))
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
+        if refused := _refused_memory(error):
+            return _out_of_memory(words, f"{place}{refused}")
         return _fault(f"{place}{error.strerror or error}. Check the path and the permissions.")
     except ValueError as error:
         return _fault(str(error))
+    except Exception as error:
+        if ctrl_c is not None and ctrl_c.came:
+            return _interrupted()  # which an import has made something else of
+        if refused := _refused_memory(error):
+            return _out_of_memory(words, refused)
+        raise
+
+
+def _interrupted() -> int:
+    _say(f"{PROG}: interrupted")
+    return INTERRUPTED
+
+
+def _refused_memory(error: BaseException | None) -> str:
+    """What an error, or one behind it, says of refused memory, also to threads and libraries, or ""."""
+    while error is not None:
+        says = str(error)
+        if isinstance(error, OSError) and error.errno == ENOMEM:
+            return str(error.strerror)
+        if any(
+            sign in says for sign in ("can't start new thread", "Cannot allocate memory", "failed to map")
+        ):
+            return says
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _out_of_memory(words: list[str], what: str) -> int:
+    from fastpath.memory import in_words
+
+    command = words[0] if words and words[0] in COMMANDS else ""
+    advice = f"{LESS[command]}, or free memory" if command in LESS else "Free memory"
+    what = f": {what.rstrip('.')}" if what else ""
+    return _fault(f"out of memory{what}. {in_words()}. {advice}, or raise the limit.")
 
 
 def _run(words: list[str]) -> int:

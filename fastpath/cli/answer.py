@@ -37,10 +37,10 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         ops_for(args.backend)
     with parts.measured("cache"):
         engine = open_engine(args, model, files=files)
-    engine.check_room(len(ids))
+    engine.lanes.check_room(len(ids))
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
-    n_compiled = prepare(args, engine, len(ids), "last", parts, files)
+    n_compiled = prepare(args, engine.lanes, len(ids), "last", parts, files)
     if files is not None:
         with parts.measured("media"):
             soft = files.encode(starts)
@@ -50,7 +50,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         ids,
         _params(args),
         args.max_tokens,
-        progress=_progress(len(ids), engine.chunk),
+        progress=_progress(len(ids), engine.lanes.chunk),
         soft=soft,
     )
     status = 0
@@ -61,14 +61,22 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
                 break
     except KeyboardInterrupt:
         status, generation.reason = INTERRUPTED, "interrupted"
+    generation.end()
     printer.finish()
     if args.stats:
         from fastpath.cli.stats import print_stats
 
-        print_stats(args, engine, generation, parts, n_compiled, files)
+        print_stats(args, engine.lanes, generation, parts, n_compiled, files)
     if profile is not None:
+        _hold_lane(engine, len(ids) + generation.n_decoded)
         say("\n" + profile.text())
     return status
+
+
+def _hold_lane(engine, n: int) -> None:
+    """Pages where the last token stood: --profile computes it again, and its lane was given back."""
+    engine.forget_prefixes()
+    engine.lanes.cache.reserve_spans([(0, n - 1, n)])
 
 
 def _profile(args: argparse.Namespace, engine):
@@ -77,7 +85,7 @@ def _profile(args: argparse.Namespace, engine):
         return None
     from fastpath.bench.profile import Profile
 
-    return Profile(engine)
+    return Profile(engine.lanes)
 
 
 def _params(args: argparse.Namespace) -> SamplingParams:

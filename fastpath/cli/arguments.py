@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 PROG = "twinpath"  # as in __main__, which imports nothing before it must
 MAX_DIGITS = 1000  # of a whole number in JSON: Python refuses to convert much longer ones
-KV_TYPES = ("f16", "bf16", "f32")
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")
 MAX_WORD = 300  # characters of a path or a text that a message repeats
 
 
@@ -96,6 +96,18 @@ def real(minimum: float, maximum: float = math.inf, *, open_below: bool = False)
         return value
 
     return convert
+
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def nbytes(text: str) -> int:
+    """An argparse type: bytes, as 4000000000, 4000M or 4G."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([KMG]?)", text)
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 500000000, 500M or 2.5G")
+    return size
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -240,13 +252,19 @@ def _finite(number: str) -> float:
 
 
 def read_json(source: str, what: str) -> Any:
+    return parse_json(read_text(source), source, what)
+
+
+def parse_json(text: str, where: str, what: str) -> Any:
+    """JSON with finite numbers only; `where` it stands and `what` it is are for the one line of a fault."""
     try:
-        return json.loads(read_text(source), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except _NotANumber as error:
-        raise ValueError(f"{source}: {what} are not usable: {error}.") from error
+        raise ValueError(f"{where}: {what} are not usable: {error}.") from error
     except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
         raise ValueError(
-            f"{source}: {what} are not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+            f"{where}: {what} are not valid JSON: {error.msg} at {line}column {error.colno}."
         ) from error
     except RecursionError as error:
-        raise ValueError(f"{source}: {what} are nested too deeply to be read.") from error
+        raise ValueError(f"{where}: {what} are nested too deeply to be read.") from error

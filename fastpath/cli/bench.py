@@ -29,6 +29,15 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _numbers(group, "-d", "--depth", 0, "0", "tokens that are in the cache before")
     _numbers(group, "--batch", None, 1, "1", "sequences that are decoded together in one call")
     group.add_argument(
+        "--turn", type=_list_of(whole(1, MAX_TOKENS)), metavar="N,...",
+        help="time to the first token of a turn of N tokens after -d others, which are in the prefix cache",
+    )  # fmt: skip
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="steps of the engine, -n of them with --batch requests: what scheduler and pages take",
+    )
+    group.add_argument(
         "--image", type=_list_of(whole(1, 1120)), metavar="N,...",
         help="encode images of as many soft tokens, instead of text",
     )  # fmt: skip
@@ -85,6 +94,10 @@ def run_bench(args: argparse.Namespace) -> int:
         return session.print_kernel_rates(as_json=args.json)
     if args.image or args.audio:
         rows, text = _encoders(args)
+    elif args.turn or args.engine:
+        from fastpath.bench import requests
+
+        rows, text = requests.run(args, _path(args))
     else:
         rows, text = session.run(args, _path(args))
     print(json.dumps(rows, indent=2) if args.json else text)

@@ -18,6 +18,9 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", dest="path_option", metavar="FILE", help="the same, as elsewhere")
     parser.add_argument("--context", type=whole(1), metavar="N", help="size the cache for N tokens")
+    parser.add_argument(
+        "--sequences", type=whole(1), metavar="M", default=1, help="and for M sequences at once (default: 1)"
+    )
     parser.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens per call")
     add_mmproj(parser)
     add_kv_type(parser)
@@ -44,7 +47,7 @@ def run_inspect(args: argparse.Namespace) -> int:
     _print_model(model)
     _print_layers(model)
     _print_types(model.file.tensors)
-    _print_cache(model.config, context, args.chunk, args.kv_type)
+    _print_cache(model.config, args.sequences, context, args.chunk, args.kv_type)
     _print_oddities(model)
     if media is not None:
         print()
@@ -120,18 +123,35 @@ def _print_types(tensors: Mapping[str, Any]) -> None:
     print(line.format("total", count.total(), values.total(), f"{nbytes.total() / MB:.2f}"))
 
 
-def _print_cache(config, context: int, chunk: int | None, kv_type: str | tuple[str, str]) -> None:
-    from fastpath.cache import cache_bytes
-    from fastpath.engine import default_chunk
+KIND_LINE = "{:8} {:>6} {:>8} {:>5} {:>10} {:>8} {:>12} {:>10}"
+
+
+def _print_cache(
+    config, n_seqs: int, context: int, chunk: int | None, kv_type: str | tuple[str, str]
+) -> None:
+    """Pages of full sequences: by the formula that the cache allocates by."""
+    from fastpath.kv.geometry import plan
+    from fastpath.lanes import default_chunk
 
     chunk = min(chunk or default_chunk(config), context)
-    owners = [layer for layer in config.layers if layer.owns_kv]
-    n_rings = sum(layer.window is not None for layer in owners)
-    n_lines, n_shared = len(owners) - n_rings, config.n_layers - len(owners)
-    size = cache_bytes(config, 1, context, chunk, kv_type)
-    kind = kv_type if isinstance(kv_type, str) else " and ".join(kv_type)
-    print(f"\ncache    {size / MB:.1f} MB ({size} bytes) {kind} for {context} tokens in chunks of {chunk}:")
-    print(f"         {n_rings} rings (sliding), {n_lines} lines (global); {n_shared} layers read another's")
+    geometry = plan(config, n_seqs, context, chunk, kv_type)
+    types = kv_type if isinstance(kv_type, str) else " and ".join(kv_type)
+    sequences = "1 sequence" if n_seqs == 1 else f"{n_seqs} sequences"
+    n_shared = sum(not layer.owns_kv for layer in config.layers)
+    print(
+        f"\ncache    {geometry.nbytes / MB:.1f} MB ({geometry.nbytes} bytes) {types} for {sequences} of "
+        f"{context} tokens in chunks of {chunk}:"
+    )
+    print(f"         pages of {geometry.page} positions; {n_shared} layers read another's keys and values")
+    print(
+        "\n" + KIND_LINE.format("pages", "layers", "KV heads", "dim", "a sequence", "all", "page bytes", "MB")
+    )
+    for kind in geometry.kinds.values():
+        heads, sizes = ({getattr(layer, of) for layer in kind.layers} for of in ("n_kv_heads", "head_dim"))
+        print(KIND_LINE.format(
+            kind.name, len(kind.layers), "/".join(map(str, sorted(heads))), "/".join(map(str, sorted(sizes))),
+            kind.n_entries, kind.n_pages, kind.page_bytes, f"{kind.nbytes / MB:.2f}",
+        ))  # fmt: skip
 
 
 def _print_oddities(model) -> None:

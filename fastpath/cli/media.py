@@ -36,13 +36,32 @@ def add_media(parser: argparse.ArgumentParser) -> None:
         default=280,
         help="most soft tokens of an image (default: 280)",
     )
-    group.add_argument(
-        "--fps",
-        type=arguments.real(0, 100, open_below=True),
-        default=1.0,
-        metavar="X",
-        help="frames of a video that are shown of each second (default: 1)",
+    add_sampling(group)
+
+
+def add_sampling(parser: Any) -> None:
+    parser.add_argument("--fps", type=arguments.real(0, 100, open_below=True), default=1.0, metavar="X",
+                        help="frames of a video that are shown of each second (default: 1)")  # fmt: skip
+    parser.add_argument(
+        "--max-frames",
+        type=arguments.whole(1, 10_000),
+        default=60,
+        metavar="N",
+        help="of a video that has more, so many, evenly spread (default: 60)",
     )
+    parser.add_argument(
+        "--frames",
+        choices=("time", "uniform"),
+        default="time",
+        help="which frames of a video: by --fps, or 32 from beginning to end, whatever its length, as "
+        "transformers takes them (default: time)",
+    )
+
+
+def sampling_of(args: argparse.Namespace) -> Any:
+    from refimpl.frontend.media_input import Sampling
+
+    return Sampling(args.fps, args.max_frames, args.frames)
 
 
 def add_mmproj(parser: Any) -> None:
@@ -144,7 +163,8 @@ def open_files(args: argparse.Namespace, model) -> Files | None:
     if not args.media:
         return None
     encoders = Encoders(media, ops_for(args.backend), activations=args.activations)
-    opened = [encoders.open(kind, path, budget=args.image_tokens, fps=args.fps) for kind, path in args.media]
+    options = {"budget": args.image_tokens, "sampling": sampling_of(args)}
+    opened = [encoders.open(kind, path, **options) for kind, path in args.media]
     for note in (note for each in opened for note in each.input.notes):
         say(f"note: {note}")
     return Files(encoders, opened, say)

@@ -78,7 +78,7 @@ def run_trace(args: argparse.Namespace) -> int:
 def _open(args: argparse.Namespace):
     """The engine, the ids, where soft tokens begin, and the files that these come from."""
     from fastpath.cli.media import open_files
-    from fastpath.cli.setup import open_engine, open_model, prompt_ids
+    from fastpath.cli.setup import open_lanes, open_model, prompt_ids
     from refimpl.frontend.media_prompt import locate
 
     arguments.check_template(args)
@@ -93,7 +93,7 @@ def _open(args: argparse.Namespace):
         ids, starts = locate(args.tokens, model.tokenizer, files.parts) if files else (args.tokens, [])
     model.check_ids(ids)
     most = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
-    engine = open_engine(args, model, max_chunk=most, files=files)
+    engine = open_lanes(args, model, max_chunk=most, files=files)
     engine.check_room(len(ids))
     return engine, ids, starts, files
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from fastpath.cli import arguments, output
-from fastpath.cli.media import BUDGETS
+from fastpath.cli import output
+from fastpath.cli.media import BUDGETS, add_sampling, sampling_of
 
 
 def add_see(parser: argparse.ArgumentParser) -> None:
@@ -15,15 +15,14 @@ def add_see(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--image-tokens", type=int, choices=BUDGETS, default=280, help="most soft tokens of an image"
     )
-    parser.add_argument("--fps", type=arguments.real(0, 100, open_below=True), default=1.0, metavar="X",
-                        help="frames of a video that are shown of each second (default: 1)")  # fmt: skip
+    add_sampling(parser)
 
 
 def run_see(args: argparse.Namespace) -> int:
     """An image on its canvas, with numbered soft tokens; mel energies of a sound; the frames of a video."""
     from refimpl.frontend.picture import picture_of, png_bytes
 
-    picture = picture_of(args.file, budget=args.image_tokens, fps=args.fps)
+    picture = picture_of(args.file, budget=args.image_tokens, sampling=sampling_of(args))
     out = args.out if args.out is not None else f"{Path(args.file).stem}-seen.png"
     with output.writing(out, [Path(args.file)], what="the file") as stream:
         stream.write(png_bytes(picture))

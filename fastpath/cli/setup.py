@@ -4,12 +4,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from fastpath.backend import ops_for
 from fastpath.cli.arguments import model_path
 from fastpath.cli.media import Files
 from fastpath.cli.parts import Parts
 from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import Model, load_model
 from fastpath.model.text import forward
 from refimpl.batch import LogitRows, make_batch
@@ -24,28 +26,35 @@ def open_model(args) -> Model:
     return load_model(model_path(args.model))
 
 
-def open_engine(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Engine:
-    """An engine as the engine options say, and for these images. max_chunk bounds a chunk left open."""
-    return Engine(
-        model,
-        ops_for(args.backend),
-        context_len=args.context,
-        chunk=args.chunk or max_chunk,
-        largest_image=files.largest_image if files else 0,
-        activations=args.activations,
-        kv_type=args.kv_type,
-        replay=not args.no_replay,
-    )
+def open_engine(args, model: Model, *, files: Files | None = None, **options) -> Engine:
+    """An engine as the engine options say, and for these images; further options are those of Engine."""
+    return Engine(model, ops_for(args.backend), **(_options(args, None, files) | options))
+
+
+def open_lanes(args, model: Model, *, max_chunk: int | None = None, files: Files | None = None) -> Lanes:
+    """Lanes as the engine options say, and for these images. max_chunk bounds a chunk left open."""
+    return Lanes(model, ops_for(args.backend), **_options(args, max_chunk, files))
+
+
+def _options(args, max_chunk: int | None, files: Files | None) -> dict[str, Any]:
+    return {
+        "context_len": args.context,
+        "chunk": args.chunk or max_chunk,
+        "largest_image": files.largest_image if files else 0,
+        "activations": args.activations,
+        "kv_type": args.kv_type,
+        "replay": not args.no_replay,
+    }
 
 
 def prepare(
-    args, engine: Engine, n_tokens: int, rows: LogitRows, parts: Parts, files: Files | None = None
+    args, lanes: Lanes, n_tokens: int, rows: LogitRows, parts: Parts, files: Files | None = None
 ) -> int:
     """Threads, weights and kernels for a prompt of so many tokens; how many kernels had to be compiled.
 
     Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
     """
-    _say_oddities(engine.model)
+    _say_oddities(lanes.model)
     if args.backend != "cpu":
         return 0
     from fastpath.cpu import threads
@@ -54,36 +63,38 @@ def prepare(
         threads.set_num_threads(args.threads)
     with parts.measured("kernels"):
         calls = files.calls() if files else []
-        n_compiled = warm_up(engine, n_tokens, rows, repack=not args.no_repack, calls=calls)
+        n_compiled = warm_up(lanes, n_tokens, rows, repack=not args.no_repack, calls=calls)
     if not args.no_repack:
         with parts.measured("repack"):
-            engine.model = engine.model.packed(PackingProgress())
+            lanes.model = lanes.model.packed(PackingProgress())
     return n_compiled
 
 
 def warm_up(
-    engine: Engine,
+    lanes: Lanes,
     n_tokens: int = MANY,
     rows: LogitRows = "last",
     *,
     repack: bool = False,
     calls: Sequence[Callable[[], object]] = (),
 ) -> int:
-    """The kernels for a prompt of so many tokens, and for what follows; how many had to be compiled.
+    """The kernels for a prompt of so many tokens, and for what follows, a token of each lane; how many had to
+    be compiled.
 
-    repack  those that pack the weights as well, and those for packed weights instead of the engine's
+    repack  those that pack the weights as well, and those for packed weights instead of those that are there
     calls   of encoders that come before
     """
     from fastpath.cpu.warm import kernels_of, warm
 
-    plan, models = [], [engine.model]
+    plan, models = [], [lanes.model]
     if repack:
-        plan += kernels_of(lambda: models.append(engine.model.packed()))
+        plan += kernels_of(lambda: models.append(lanes.model.packed()))
     model = models[-1]
-    for n in {1, min(n_tokens, engine.chunk, MANY)}:
+    for n in {1, min(lanes.cache.n_seqs, lanes.chunk, MANY), min(n_tokens, lanes.chunk, MANY)}:
         batch = make_batch([(0, 0, [0] * n, rows)])
-        call = partial(forward, engine.ops, model.config, model.weights, engine.cache, batch)
-        plan += kernels_of(partial(call, activations=engine.activations))
+        call = partial(forward, lanes.ops, model.config, model.weights, lanes.cache, batch)
+        plan += kernels_of(partial(call, activations=lanes.activations))
+    lanes.cache.release(0)  # the pages that were reserved for nothing
     for encode in calls:
         plan += kernels_of(encode)
     return warm(list(dict.fromkeys(plan)), report=_report_kernel)

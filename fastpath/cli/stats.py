@@ -11,10 +11,10 @@ from fastpath.cli.setup import say
 MB = 1e6
 
 
-def print_stats(args, engine, generation, parts: Parts, n_compiled: int, files=None) -> None:
+def print_stats(args, lanes, generation, parts: Parts, n_compiled: int, files=None) -> None:
     """To standard error, so that the answer can be piped away from it."""
-    model = engine.model
-    n_prompt = min(len(generation.prompt_ids), engine.length())  # fewer if interrupted
+    model = lanes.model
+    n_prompt = generation.n_prefilled
     say(f"load     {_parts(parts, generation)}")
     say(f"kernels  {_kernels(args, n_compiled)}")
     say(f"weights  {model.file.nbytes / MB:.1f} MB file{_packed(model)}")
@@ -23,8 +23,8 @@ def print_stats(args, engine, generation, parts: Parts, n_compiled: int, files=N
     say(f"prefill  {_rate(n_prompt, generation.prefill_s)}")
     say(f"decode   {_rate(generation.n_decoded, generation.decode_s)}, ended by: {generation.reason}")
     say(
-        f"cache    {engine.cache_bytes / MB:.1f} MB for {engine.length()} tokens, "
-        f"{engine.max_cache_bytes / MB:.1f} MB at full context ({engine.context_len})"
+        f"cache    {lanes.cache_bytes / MB:.1f} MB for {n_prompt + generation.n_decoded} tokens, "
+        f"{lanes.max_cache_bytes / MB:.1f} MB at most (context {lanes.context_len})"
     )
     say(f"memory   {memory_line()}")
 

@@ -11,52 +11,31 @@ the other.  A row's hidden positions get exp(...) = 0 and are multiplied like th
 unless a value is infinite or no number: then the step is computed row by row, each with what it sees.
 """
 
-from fastpath.cpu import kv_types, threads
+from fastpath.cpu import threads
 from fastpath.cpu.buffers import address, workspace
 from fastpath.cpu.kernel import helper, kernel
+from fastpath.cpu.kv_pages import block_at, block_bytes
 from fastpath.cpu.kv_product import SEGMENT, product_panel
-from fastpath.cpu.kv_types import load_bf16, load_f16
+from fastpath.cpu.kv_widen import widen
 from fastpath.cpu.simd import (
-    abs_bits,
     div_f32,
     ld_f32,
     ld_i32,
     ld_i64,
     load_f32,
     load_first_f32,
-    max_i32,
     splat_f32,
-    splat_i32,
     st_f32,
     store_f32,
     store_first_f32,
-    top_i32,
 )
 from fastpath.cpu.softmax import F32, softmax
-from fastpath.cpu.write_kv import size_of
 from refimpl.kv_types import COLUMNS, STEP
 
 ROWS = 128  # of an item: with as many, widening costs a few percent of the products
 ITEMS = 4  # per thread, if there are so many tokens
 SCORES_LIMIT = 1 << 26  # bytes of scores per thread beyond which an item has fewer rows
-F16, BF16 = kv_types.F16.code, kv_types.BF16.code
 INFINITY = 0x7F800000
-
-
-@helper
-def _widen(source, count, code, target):
-    """`count` numbers, a multiple of 32, as float32; returns the largest |bits|."""
-    top = splat_i32(0)
-    for c in range(0, count, 16):
-        if code == F16:
-            v = load_f16(source + 2 * c)
-        elif code == BF16:
-            v = load_bf16(source + 2 * c)
-        else:
-            v = load_f32(source + 4 * c)
-        top = max_i32(top, abs_bits(v))
-        store_f32(target + 4 * c, v)
-    return top_i32(top)
 
 
 @helper
@@ -103,6 +82,7 @@ def _score(rows, queries, line, width, panel, scores, pitch):
             queries + 4 * c,
             line,
             panel + 4 * STEP * c,
+            0,
             min(SEGMENT, width - c),
             0,
             scores,
@@ -115,7 +95,7 @@ def _score(rows, queries, line, width, panel, scores, pitch):
 def _weigh(rows, probs, pitch, n, width, panel, totals, line):
     """Adds n positions' values, from a panel, times their weights to the totals of all rows."""
     for c in range(0, width, COLUMNS):
-        product_panel(rows, probs, pitch, panel + 4 * STEP * c, n, 0, totals + 4 * c, line, False)
+        product_panel(rows, probs, pitch, panel + 4 * STEP * c, 0, n, 0, totals + 4 * c, line, False)
 
 
 @helper
@@ -127,18 +107,19 @@ def _divide(totals, total, width, target):
 
 @kernel
 def many_kernel(args, lo, hi, thread):
-    q, k_cache, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
-    ends, n_tokens, window, n_slots = (
-        ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48), ld_i64(args + 56),
+    q, k_pages, lanes, positions = ld_i64(args), ld_i64(args + 8), ld_i64(args + 16), ld_i64(args + 24)
+    ends, n_tokens, window = ld_i64(args + 32), ld_i64(args + 40), ld_i64(args + 48)
+    table, lane_bytes, n_entries, page_blocks = (
+        ld_i64(args + 56), ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80),
     )  # fmt: skip
-    n_kv_heads, n_heads, width = ld_i64(args + 64), ld_i64(args + 72), ld_i64(args + 80)
-    v_cache, k_code, v_code = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
-    out, n_together, pitch = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128)
-    work = ld_i64(args + 136) + thread * ld_i64(args + 144)
+    n_kv_heads, n_heads, width = ld_i64(args + 88), ld_i64(args + 96), ld_i64(args + 104)
+    v_pages, k_code, v_code = ld_i64(args + 112), ld_i64(args + 120), ld_i64(args + 128)
+    out, n_together, pitch = ld_i64(args + 136), ld_i64(args + 144), ld_i64(args + 152)
+    work = ld_i64(args + 160) + thread * ld_i64(args + 168)
     group, line = n_heads // n_kv_heads, line_of(width)
     padded = (width + COLUMNS - 1) // COLUMNS * COLUMNS
-    n_blocks, k_numbers, v_numbers = n_slots // STEP, STEP * width, STEP * padded  # in a block
-    k_bytes, v_bytes = k_numbers * size_of(k_code), v_numbers * size_of(v_code)
+    k_numbers, v_numbers = STEP * width, STEP * padded  # in a block
+    k_bytes, v_bytes = ld_i64(args + 176), ld_i64(args + 184)
     panel = work
     queries = panel + 4 * v_numbers
     totals = queries + n_together * group * line
@@ -149,7 +130,7 @@ def many_kernel(args, lo, hi, thread):
         stop = min(t + n_together, n_tokens)
         while t < stop:
             n = _run_length(lanes, positions, t, stop)
-            rows, place = n * group, ld_i32(lanes + 4 * t) * n_kv_heads + head
+            rows, lane = n * group, table + lane_bytes * ld_i32(lanes + 4 * t)
             here = ld_i32(positions + 4 * t)
             first, last = max(0, here - window + 1), here
             for i in range(n):
@@ -159,8 +140,10 @@ def many_kernel(args, lo, hi, thread):
                 source = q + _row(t, r, head, group, n_heads, width)
                 _begin(source, width, queries + line * r, totals + line * r)
             for step in range(base, last + 1, STEP):
-                source = k_cache + (place * n_blocks + step // STEP % n_blocks) * k_bytes
-                _widen(source, k_numbers, k_code, panel)
+                source = block_at(
+                    k_pages, lane, n_entries, page_blocks, step // STEP, head, n_kv_heads, k_bytes
+                )
+                widen(source, k_numbers, k_code, True, panel)
                 _score(rows, queries, line, width, panel, scores + 4 * (step - base), pitch)
             for r in range(rows):
                 n_scores = last // STEP * STEP + STEP - base
@@ -169,9 +152,11 @@ def many_kernel(args, lo, hi, thread):
                 st_f32(sums + 4 * r, softmax(scores + pitch * r, begin, end, n_scores))
             for step in range(base, last + 1, STEP):
                 begin, end = max(step, first), min(step + STEP, last + 1)
-                source = v_cache + (place * n_blocks + step // STEP % n_blocks) * v_bytes
+                source = block_at(
+                    v_pages, lane, n_entries, page_blocks, step // STEP, head, n_kv_heads, v_bytes
+                )
                 probs, seen = scores + 4 * (begin - base), panel + 4 * COLUMNS * (begin - step)
-                if _widen(source, v_numbers, v_code, panel) < INFINITY:
+                if widen(source, v_numbers, v_code, False, panel) < INFINITY:
                     _weigh(rows, probs, pitch, end - begin, width, seen, totals, line)
                     continue
                 for r in range(rows):  # what a row does not see must not meet its zeros
@@ -188,9 +173,9 @@ def many_kernel(args, lo, hi, thread):
             t += n
 
 
-def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
-    """The call whose first eleven argument words are given; `seen`: most positions that a query sees."""
-    q, _, lanes, positions, ends, T, window, S, K, N, H = words
+def many_tokens(words, k_pages, v_pages, k_type, v_type, seen, out):
+    """The call whose first fourteen argument words are given; `seen`: most positions that a query sees."""
+    T, K, N, H = words[5], *words[-3:]
     group, n_threads = N // K, threads.num_threads()
     most = max(1, min(ROWS, SCORES_LIMIT // (4 * seen)) // group)
     together = max(1, min(most, -(-T * K // (ITEMS * n_threads))))
@@ -200,8 +185,9 @@ def many_tokens(words, k_cache, v_cache, k_type, v_type, seen, out):
     per_thread = (STEP + 2 * rows) * line + 4 * rows + 64 + rows * pitch
     per_thread = -(-per_thread // 64) * 64
     args = (
-        q, address(k_cache), lanes, positions, ends, T, window, S, K, N, H, address(v_cache), k_type.code,
-        v_type.code, address(out), together, pitch,
-        workspace(per_thread * n_threads, "attention_many"), per_thread,
+        words[0], address(k_pages), *words[2:], address(v_pages), k_type.code, v_type.code, address(out),
+        together, pitch,
+        workspace(per_thread * n_threads, "attention_many"), per_thread, block_bytes(k_pages),
+        block_bytes(v_pages),
     )  # fmt: skip
     threads.run(many_kernel, args, -(-T // together) * K, 1, n_threads)

@@ -64,7 +64,7 @@ def _conv2d_kernel(args, lo, hi, thread):
             for i in range(3):
                 product_panel(
                     n_results, rows + i * row_bytes, 8 * width, panel + 4 * 3 * width * COLUMNS * i,
-                    3 * width, 0, sums, 4 * COLUMNS, i == 0,
+                    0, 3 * width, 0, sums, 4 * COLUMNS, i == 0,
                 )  # fmt: skip
             for r in range(n_results):
                 target = out + 4 * ((t * n_results + r) * n_out + first)

@@ -9,18 +9,18 @@ nothing: their wrappers do.  A kernel writes only what its own items own and the
 """
 
 import struct
-import threading
 
 import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fastpath import locks
 from fastpath.cpu import kernel_cache
 from fastpath.cpu.simd import I64
 
 SIGNATURE = types.void(types.intp, types.intp, types.intp, types.intp)
-_lock = threading.Lock()
+_lock = locks.lock()
 KERNELS = {}
 
 

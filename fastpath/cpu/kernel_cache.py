@@ -27,6 +27,7 @@ from numba.core.runtime import _nrt_python
 
 from fastpath import user_cache
 from fastpath.cpu import machine
+from fastpath.interrupts import Noticed
 
 KEEP_FOLDERS = 12  # of other sources, versions and machines
 _SOURCES = Path(__file__).parent
@@ -83,7 +84,18 @@ class MachineCode:
 
 
 def machine_code(function, signature):
-    """The machine code of a function of Numba's language: kept code, or code compiled now and kept."""
+    """The machine code of a function of Numba's language: kept code, or code compiled now and kept.
+
+    A Ctrl+C meanwhile is KeyboardInterrupt, at the latest when the code is made: compilers run many
+    destructors, which swallow it.
+    """
+    with Noticed() as ctrl_c:
+        made = _machine_code(function, signature)
+    ctrl_c.check()
+    return made
+
+
+def _machine_code(function, signature):
     path = None if FOLDER is None else _path(function, signature)
     if path is not None and (found := _load(path)) is not None:
         return found
@@ -131,7 +143,7 @@ def _load(path):
         header = json.loads(head)
         if header["check"] != _check(header, code):
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # the last: nested very deeply
         return None
     _add_symbols()
     if not all(llvm.address_of_symbol(name) for name in header["needs"]):

@@ -1,7 +1,8 @@
-"""The number types of keys and values in memory: float32, float16, bfloat16.
+"""The types of keys and values in memory: float32, float16, bfloat16, and tiles of q8_0 and q4_0.
 
-Widened on loading, which is exact; rounded to nearest even on storing (`narrow`), by integer steps that every
-CPU does alike.  A bfloat16 lies in a uint16.
+Numbers are widened on loading, which is exact; rounded to nearest even on storing, by integer steps that
+every CPU does alike.  A bfloat16 lies in a uint16.  Of tiles, a scale times a code is a float32, exactly; how
+they are made is kv_quantize.py.
 """
 
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ import numpy as np
 from llvmlite import ir
 
 from fastpath.cpu import machine
-from fastpath.cpu.simd import _f16_to_f32, define, f32x16, i16x16, i32x16, pointer, same
+from fastpath.cpu.simd import I8, I16, _f16_to_f32, define, f32x16, i16x16, i32x16, pointer, same, splat
+from refimpl.kv_types import COLUMNS, SCALES, STEP, TILE_BYTES, TILE_TYPES
 
-_HALVES = ir.VectorType(ir.HalfType(), 16)
+_HALVES, _BYTES = ir.VectorType(ir.HalfType(), 16), ir.VectorType(I8, 16)
 
 
 @dataclass(frozen=True)
 class KVType:
-    """How 16 neighbours are read; `code` is what kernels know the type by."""
+    """Numbers: how 16 neighbours are read; `code` is what kernels know the type by."""
 
     name: str
     code: int
@@ -27,6 +29,11 @@ class KVType:
     @property
     def size(self):
         return self.dtype.itemsize
+
+    @property
+    def column_bytes(self):
+        """Of 32 positions by 32 components."""
+        return STEP * COLUMNS * self.size
 
     def load(self, b, address):
         """LLVM value f32x16 of the 16 numbers at `address`."""
@@ -43,20 +50,64 @@ class KVType:
         return _f16_to_f32(b, b.zext(value, i32x16.ir))
 
 
+@dataclass(frozen=True)
+class TileType:
+    """Tiles (refimpl/kv_tiles.py): how their scales and codes are read."""
+
+    name: str
+    code: int
+
+    @property
+    def column_bytes(self):
+        return TILE_BYTES[self.name]
+
+    @property
+    def row_bytes(self):
+        """Of 32 neighbouring codes."""
+        return (TILE_BYTES[self.name] - SCALES) // STEP
+
+    def scales(self, b, tile, half):
+        """LLVM value f32x16: the scales of positions 16 * half .. 16 * half + 15."""
+        return F16.load(b, b.add(tile, tile.type(32 * half)))
+
+    def scale(self, b, address):
+        """LLVM value f32x16: sixteen times the scale at `address`."""
+        return F16.widen(b, splat(b, b.load(pointer(b, address), typ=I16, align=1), 16))
+
+    def codes(self, b, row, half):
+        """LLVM value f32x16 of codes 16 * half .. 16 * half + 15 of the row of 32 at address `row`."""
+        if self.name == "q8_0":
+            codes = b.load(pointer(b, row, 16 * half), typ=_BYTES, align=1)
+        else:
+            pairs = b.load(pointer(b, row), typ=_BYTES, align=1)
+            fours = b.lshr(pairs, _same_bytes(4)) if half else b.and_(pairs, _same_bytes(15))
+            codes = b.sub(fours, _same_bytes(8))
+        return b.sitofp(b.sext(codes, i32x16.ir), f32x16.ir)
+
+
+def _same_bytes(value):
+    return ir.Constant(_BYTES, [value] * 16)
+
+
 F32 = KVType("f32", 0, np.dtype(np.float32))
 F16 = KVType("f16", 1, np.dtype(np.float16))
 BF16 = KVType("bf16", 2, np.dtype(np.uint16))
-KINDS = (F32, F16, BF16)
+Q8_0, Q4_0 = TileType("q8_0", 3), TileType("q4_0", 4)
+KINDS = (F32, F16, BF16)  # of numbers
+TILES = (Q8_0, Q4_0)
 TYPES = {kind.dtype: kind for kind in KINDS}
+_TILE_TYPES = {kind.name: kind for kind in TILES}
 
 
 def of(array, where):
-    """The KVType of a cache array."""
+    """The type of an array of keys or values."""
     kind = TYPES.get(array.dtype)
-    if kind is None or not array.flags.c_contiguous:
+    if array.dtype == np.uint8:
+        kind = _TILE_TYPES.get(TILE_TYPES.get(array.shape[-1]))
+    if kind is None:
         raise ValueError(
-            f"{where}: got {array.dtype}, expected contiguous float32, float16 or uint16 (bfloat16). "
-            "Make the cache with one of these types"
+            f"{where}: got {array.dtype}{list(array.shape)}, expected float32, float16, uint16 (bfloat16) or "
+            "uint8 tiles (q8_0, q4_0). Make the cache with one of these types"
         )
     return kind
 
@@ -97,6 +148,14 @@ load_f16, load_bf16 = (
 )
 round_f16 = define(i32x16(f32x16), _round_f16)
 round_bf16 = define(i32x16(f32x16), _round_bf16)
+spread_f16 = define(f32x16(numba.types.intp), Q8_0.scale)
+load_codes = {  # (row of codes, half) -> 16 codes
+    kind.code: [
+        define(f32x16(numba.types.intp), lambda b, row, kind=kind, half=half: kind.codes(b, row, half))
+        for half in (0, 1)
+    ]
+    for kind in TILES
+}
 store_u16 = define(  # the low halves of 16 lanes
     numba.types.void(numba.types.intp, i32x16),
     lambda b, p, v: b.store(b.trunc(v, i16x16.ir), pointer(b, p), align=1) and None,

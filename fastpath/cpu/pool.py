@@ -6,16 +6,17 @@ next array of about its size takes it.
 """
 
 import ctypes
-import threading
 import weakref
 
 import numpy as np
+
+from fastpath import locks
 
 SMALLEST = 1 << 17  # bytes; below this the C library's own lists do the same
 MOST_FREE = 1 << 28  # bytes kept for later; what comes back beyond is returned to the system
 _ALIGN = 64
 
-_lock = threading.RLock()  # a collection of garbage may bring memory back while some is being taken
+_lock = locks.reentrant()  # a collection of garbage may bring memory back while some is being taken
 _free: dict[int, list[np.ndarray]] = {}
 _n_free = 0
 

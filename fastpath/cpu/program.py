@@ -163,8 +163,8 @@ def record():
     """Record what this thread computes; yields the Program, which can be replayed when the block ends."""
     program = Program()
     try:
-        recording.start(program)
+        recording.of_thread.program = program
         yield program
     finally:
-        recording.start(None)
+        recording.of_thread.program = None
     program.seal()

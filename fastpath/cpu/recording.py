@@ -15,7 +15,7 @@ class _State(threading.local):
     program = None
 
 
-_of_thread = _State()
+of_thread = _State()  # set by assignment: where a call would do it, a Ctrl+C at its first line would not
 
 
 class UnableError(ValueError):
@@ -24,11 +24,7 @@ class UnableError(ValueError):
 
 def current():
     """The program that records, or None."""
-    return _of_thread.program
-
-
-def start(program):
-    _of_thread.program = program
+    return of_thread.program
 
 
 def host(step):

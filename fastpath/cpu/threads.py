@@ -34,6 +34,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fastpath import locks
 from fastpath.cpu import kernel_cache, machine, recording
 from fastpath.cpu.kernel import call
 from fastpath.cpu.simd import I32, I64, ld_i64, st_i64
@@ -125,7 +126,7 @@ def _nopython(signature):
     return lambda function: _Lazy(signature, function)
 
 
-_lock = threading.Lock()
+_lock = locks.lock()
 
 
 class _Lazy:
@@ -254,30 +255,35 @@ class Pool:
         first = (self.control - self.words.ctypes.data) // 8 + STATES // 8
         self.states = self.words[first :: LINE // 8][: self.n_workers]
         self.states[:] = PARKED
-        self.busy = threading.Lock()
+        self.busy = locks.lock()
         self.wakers = []
 
     def run(self, steps, n_steps, n_threads, stamps=0):
-        if not self.busy.acquire(blocking=False):
+        if self.busy.locked():
             _run(_own_control(), 0, steps, n_steps, stamps)  # somebody else has the workers: same bytes
             return
-        try:
+        with self.busy:  # of two threads that find it free at once the second waits
             while _run(self.control, min(self.n_workers, n_threads - 1), steps, n_steps, stamps):
                 self._wake()
-        finally:
-            self.busy.release()
 
     def _wake(self):
-        if not self.wakers:
-            self.wakers = [_start(self, worker) for worker in range(self.n_workers)]
+        """Python looks for a Ctrl+C when a call returns and at the end of a loop: never between a worker's
+        word and its lock, so that none is left asleep whose word says otherwise."""
+        while len(self.wakers) < self.n_workers:
+            self.wakers.append(_start(self, len(self.wakers)))
         for worker in np.flatnonzero(self.states == PARKED):
+            wake = self.wakers[worker].release
             self.states[worker] = IDLE
-            self.wakers[worker].release()
+            wake()
 
 
 def _start(pool, worker):
-    """Start a parked worker; returns the lock whose release wakes it.  It ends when its pool is gone."""
-    waker = threading.Semaphore(0)
+    """Start a parked worker; returns the lock whose release wakes it.  It ends when its pool is gone.
+
+    The lock is free only from a release until the worker takes it, which it has done before it parks again.
+    """
+    waker = threading.Lock()
+    waker.acquire()
     _serve.load()
     control, alive = pool.control, weakref.ref(pool)
 
@@ -292,9 +298,13 @@ def _start(pool, worker):
             _serve(control, worker)
             del words
 
-    threading.Thread(target=live, name=f"twinpath-{worker + 1}", daemon=True).start()
+    def end():
+        if waker.locked():  # otherwise the worker is about to look whether its pool is there
+            waker.release()
+
     # not at exit: a worker that is woken then would spin until the process is gone
-    weakref.finalize(pool, waker.release).atexit = False
+    weakref.finalize(pool, end).atexit = False
+    threading.Thread(target=live, name=f"twinpath-{worker + 1}", daemon=True).start()
     return waker
 
 

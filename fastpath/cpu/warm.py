@@ -39,13 +39,13 @@ def kernels_of(call: Callable[[], object]) -> list:
     """The kernels that a call of ops uses, each once, in order; those up to an op that cannot be recorded."""
     dry = _DryRun()
     before = recording.current()
-    recording.start(dry)
     try:
+        recording.of_thread.program = dry
         call()
     except recording.UnableError:
         pass  # the rest is compiled at first use
     finally:
-        recording.start(before)
+        recording.of_thread.program = before
     return list(dry.kernels)
 
 

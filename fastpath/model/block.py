@@ -44,7 +44,7 @@ def block(run: Pass, layer, w, kv, rope, per_layer_input, x):
 
     Shapes:
         x                f[T, D]      the residual stream
-        kv               (k, v)       f[R, S, K, H] of the layer whose keys this one reads (`layer.kv_from`)
+        kv               (k, v, table) of the layer whose keys this one reads (`layer.kv_from`)
         rope             (cos, sin)   f[T, H/2]
         per_layer_input  f[T, P] | None
     Returns:

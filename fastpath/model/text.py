@@ -26,7 +26,7 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
     both_ways = config.media_attention == "bidirectional"
     cache.check(batch)
     check_soft(batch, config.model_dim, whole=both_ways)
-    cache.reserve(int(batch.positions.max()) + 1)
+    cache.reserve(batch)
     run = Pass(
         ops,
         config.rms_eps,

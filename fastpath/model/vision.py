@@ -5,7 +5,7 @@ import numpy as np
 from fastpath.model.block import Trace, ignore
 from fastpath.model.encoder import EncoderPass
 from refimpl.config.media import LAYER_NORM_EPS, VISION_THETA
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import own_pages, shapes_of
 
 
 def encode_image(
@@ -99,13 +99,14 @@ class _Everything:
     """Patches as the tokens of one lane that all see up to the last one; one cache for all layers."""
 
     def __init__(self, T, config, dtype):
-        self.cache = [np.zeros(s, dtype) for s in shapes_of(1, T, config.n_heads, config.head_dim)]
+        arrays = (np.zeros(s, dtype) for s in shapes_of(1, T, config.n_heads, config.head_dim))
+        self.kv = *arrays, own_pages(1)
         self.lanes, self.order = np.zeros(T, np.int32), np.arange(T, dtype=np.int32)
         self.ends = np.full(T, T - 1, np.int32)
 
     def attention(self, ops, q, k, v):
-        ops.write_kv(k, v, *self.cache, self.lanes, self.order)
-        return ops.attention(q, *self.cache, self.lanes, self.order, None, self.ends)
+        ops.write_kv(k, v, *self.kv, self.lanes, self.order)
+        return ops.attention(q, *self.kv, self.lanes, self.order, None, self.ends)
 
 
 def _rope(ops, config, at):

@@ -31,7 +31,8 @@ MIN_SAMPLES = FRAME // 2 + 1  # below, there is not one whole frame
 
 EXPECTED = "a sound (WAV, MP3, OGG, FLAC or M4A, whatever its name)"
 PASSED = 0.95  # of the band up to the lower Nyquist frequency; the rest of it fades out
-RATES = (1_000, 1_000_000)
+RATES = (1_000, 400_000)
+PIECE = 1  # seconds that are resampled at a time
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,15 @@ def load_audio(source: Source, *, name: str | None = None) -> Sound:
         ValueError: one line that names the file
     """
     file = read_media(source, "a sound", name)
-    rate, channels, seconds = _decode(file)
-    if not len(channels):
+    rate, mixed, seconds = _decode(file)
+    if not len(mixed):
         raise file.fault("no samples", f"{EXPECTED} of 10 ms or more", "Record or send it again")
-    if not np.isfinite(channels).all():
-        first = int(np.argmin(np.isfinite(channels).all(axis=1)))
+    if not np.isfinite(mixed).all():
+        first = int(np.argmin(np.isfinite(mixed)))
         raise file.fault(
             f"sample {first} is not a number", "numbers only", "The file is damaged: save it again"
         )
-    samples = resample(channels.mean(axis=1), rate)[:MAX_SAMPLES].astype(np.float32)
+    samples = resample(mixed, rate)[:MAX_SAMPLES].astype(np.float32)
     notes: tuple[str, ...] = ()
     if seconds * SAMPLE_RATE > MAX_SAMPLES + 0.5:
         notes = (
@@ -85,22 +86,35 @@ def resample(x: np.ndarray, rate: int) -> np.ndarray:
         f64[ceil(n * 16000 / rate)]
 
     Notes:
-        The signal is made periodic with at least half a second of silence behind it, so that its end does
-        not reach its beginning; the length of the period is a whole number of samples at both rates.
+        It is done in pieces of about PIECE seconds, each with its neighbourhood of half a second or more on
+        both sides (silence before the beginning and behind the end), so that the memory is bounded for all
+        rates.  The length of a piece is a whole number of samples at both rates.
         Frequencies in the last 5 % below the lower of the two Nyquist frequencies fade out by a raised
-        cosine.
+        cosine; so a sample's reach has faded to 1e-8 after half a second (1e-6 from 1 kHz).
     """
     if rate == SAMPLE_RATE:
         return np.asarray(x, np.float64)
     common = math.gcd(rate, SAMPLE_RATE)
     unit, out_unit = rate // common, SAMPLE_RATE // common
-    n_units = -(-(len(x) + rate // 2) // unit)
-    spectrum = np.fft.rfft(np.asarray(x, np.float64), n_units * unit)
-    kept = min(len(spectrum), n_units * out_unit // 2 + 1)
-    place = np.arange(kept) / (n_units * min(unit, out_unit) / 2)  # 1 at the lower Nyquist frequency
+    margin, inner = -(-rate // 2 // unit), -(-PIECE * rate // unit)  # in units
+    n_units = inner + 2 * margin
+    padded = np.zeros(margin * unit + -(-len(x) // (inner * unit)) * inner * unit + margin * unit)
+    padded[margin * unit :][: len(x)] = x
+    pieces = [np.zeros(0)]
+    for start in range(0, len(padded) - 2 * margin * unit, inner * unit):
+        whole = _stretch(padded[start : start + n_units * unit], n_units * out_unit)
+        pieces.append(whole[margin * out_unit :][: inner * out_unit])
+    return np.concatenate(pieces)[: -(-len(x) * SAMPLE_RATE // rate)]
+
+
+def _stretch(x: np.ndarray, n: int) -> np.ndarray:
+    """f64[m] -> f64[n]: the same period at another rate, without what the lower one cannot hold."""
+    spectrum = np.fft.rfft(x)
+    low = min(len(x), n)
+    kept = min(len(spectrum), n // 2 + 1)
+    place = np.arange(kept) / (low / 2)  # 1 at the lower Nyquist frequency
     fade = np.clip((place - PASSED) / (1 - PASSED), 0, 1)
-    wave = np.fft.irfft(spectrum[:kept] * (0.5 + 0.5 * np.cos(np.pi * fade)), n_units * out_unit)
-    return wave[: -(-len(x) * SAMPLE_RATE // rate)] * (out_unit / unit)
+    return np.fft.irfft(spectrum[:kept] * (0.5 + 0.5 * np.cos(np.pi * fade)), n) * (n / len(x))
 
 
 # -- what the conformer reads -------------------------------------------------------------------------
@@ -171,12 +185,12 @@ def count_waveform_tokens(n_samples: int) -> int:
 
 
 def _decode(file: MediaFile) -> tuple[int, np.ndarray, float]:
-    """(rate, f64[n, channels], seconds of the whole file); n is a second more than is heard at most."""
+    """(rate, f64[n] of all channels' mean, seconds of the whole file); n is a second more than is heard."""
     if is_wave(file.data):
         wave = open_wave(file)
         if wave is not None:
             _check_rate(file, wave.rate)
-            return wave.rate, wave.read((MAX_SECONDS + 1) * wave.rate), wave.n_frames / wave.rate
+            return wave.rate, wave.mixed((MAX_SECONDS + 1) * wave.rate), wave.n_frames / wave.rate
     return _decode_with_av(file)
 
 
@@ -187,32 +201,38 @@ def _decode_with_av(file: MediaFile) -> tuple[int, np.ndarray, float]:
             if not container.streams.audio:
                 raise file.fault("a file without sound", EXPECTED, "Send another file")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise file.fault("a codec that is not known", EXPECTED, "Convert it, or save it again")
             rate = stream.codec_context.sample_rate
             _check_rate(file, rate)
-            pieces, n = [], 0
+            pieces, n = [np.zeros(0)], 0
             for frame in container.decode(stream):
-                pieces.append(_samples(frame))
+                pieces.append(_samples(frame).mean(axis=1))
                 n += len(pieces[-1])
                 if n > (MAX_SECONDS + 1) * rate:
                     break
             seconds = n / rate
             if n > MAX_SECONDS * rate and container.duration:
                 seconds = max(seconds, container.duration / av.time_base)
-    except av.FFmpegError as error:
-        if describe(file.data) != "bytes of no known format":
-            raise file.fault(describe(file.data), EXPECTED, "Convert it, or send the sound itself") from error
-        cause = " ".join(str(error.strerror).split())
-        raise file.fault(
-            f"not readable as sound ({cause})", EXPECTED, "It may be cut off or damaged"
-        ) from error
-    channels = {piece.shape[1] for piece in pieces}
-    if len(channels) > 1:  # a stream may change its layout: all are mixed down in any case
-        pieces = [piece.mean(axis=1, keepdims=True) for piece in pieces]
-    return rate, np.concatenate(pieces) if pieces else np.zeros((0, 1)), seconds
+    except Exception as error:  # decoders raise anything on broken files
+        raise unreadable(file, "sound", EXPECTED, error) from error
+    return rate, np.concatenate(pieces), seconds
+
+
+def unreadable(file: MediaFile, kind: str, expected: str, error: Exception) -> Exception:
+    """What a fault of PyAV means for the user; one that names the file already stays as it is."""
+    if isinstance(error, ValueError) and str(error).startswith(f"{file.name}: "):
+        return error
+    if describe(file.data) != "bytes of no known format":
+        return file.fault(describe(file.data), expected, f"Convert it, or send the {kind} itself")
+    cause = " ".join(str(getattr(error, "strerror", None) or error).split())[:120] or type(error).__name__
+    return file.fault(f"not readable as {kind} ({cause})", expected, "It may be cut off or damaged")
 
 
 def _samples(frame: Any) -> np.ndarray:
     """f64[n, channels] of a decoded frame, whatever its sample format."""
+    if frame.format.is_planar and frame.layout.nb_channels >= 8:  # PyAV 18 reads beyond the last plane
+        frame = _packed(frame)
     raw = frame.to_ndarray()
     if not frame.format.is_planar:
         raw = raw.reshape(-1, frame.layout.nb_channels).T
@@ -221,6 +241,15 @@ def _samples(frame: Any) -> np.ndarray:
     if raw.dtype == np.uint8:
         return (raw.T.astype(np.float64) - 128) / 128
     return raw.T / -float(np.iinfo(raw.dtype).min)
+
+
+def _packed(frame: Any) -> Any:
+    """The same frame with the samples of all channels side by side."""
+    import av
+
+    packer = av.AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+    (packed,) = packer.resample(frame)
+    return packed
 
 
 def import_av(file: MediaFile) -> Any:

@@ -1,6 +1,6 @@
 """Image files: from bytes to the canvas that a vision encoder sees.
 
-    load_image    any file that Pillow can read -> u8[H, W, 3]: first frame, upright, on white
+    load_image    a file of one of FORMATS -> u8[H, W, 3]: first frame, upright, on white
     canvas_size   how large it has to be for a budget of soft tokens
     fit           resized to that
 
@@ -14,6 +14,7 @@ import io
 import math
 import re
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,18 @@ BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that an image may cost; the m
 DEFAULT_BUDGET = 280
 TOKEN_PIXELS = 48  # side of the square that becomes one soft token: 3 x 3 patches of 16 x 16
 
-MAX_PIXELS = 1 << 27  # 134 million, above what cameras deliver; decoded as RGB that is 400 MB
-FORMATS = "PNG, JPEG, WebP, GIF, BMP or TIFF"
+MAX_PIXELS = 1 << 27  # 134 million, above what cameras deliver; to decode that many takes 1.4 GB for a moment
+FORMATS = "PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF or HEIF"
 EXPECTED = f"an image ({FORMATS}, whatever its name)"
+
+# How files of these formats begin.  Nothing else is given to Pillow: it would run a program on some (EPS).
+SIGNATURES = {
+    b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
+    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF",
+}  # fmt: skip
+BRANDS = {b"avif": "AVIF", b"avis": "AVIF"} | dict.fromkeys(
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIF"
+)
 
 # EXIF orientation: the transposition and the flips (of rows, of columns) that bring an image upright.
 UPRIGHT = {
@@ -112,17 +122,31 @@ def load_image(source: Source, *, name: str | None = None) -> np.ndarray:
         raise file.fault("too large to decode", "an image that fits the memory", "Send it smaller") from error
 
 
+def format_of(data: bytes) -> str | None:
+    """The format, by the first bytes; None: not one of those that are read."""
+    if data[4:8] == b"ftyp":  # the main brand; a general one may stand for any that is listed behind it
+        size = min(max(16, int.from_bytes(data[:4], "big")), 256)
+        listed = [data[at : at + 4] for at in range(16, size, 4)]
+        return "AVIF" if b"avif" in listed else BRANDS.get(data[8:12])
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP"
+    return next((name for start, name in SIGNATURES.items() if data.startswith(start)), None)
+
+
 def _decode(file: MediaFile) -> np.ndarray:
     import imageio.v3 as imageio
     from PIL.Image import DecompressionBombError
 
+    kind = format_of(file.data)
+    if kind is None:
+        raise file.fault(describe(file.data), EXPECTED, "Convert it, or send the image itself")
     try:
         opened = imageio.imopen(io.BytesIO(file.data), "r", plugin="pillow")
     except Exception as error:  # decoders raise anything on broken files
         if isinstance(error.__cause__, DecompressionBombError):
             number = re.search(r"\d+", str(error.__cause__))
             raise _too_large(file, number[0] if number else "too many") from error
-        raise file.fault(*_unreadable(file.data)) from error
+        raise _unreadable(file, kind) from error
     with opened:
         try:
             height, width = opened.properties(index=0).shape[:2]
@@ -175,18 +199,25 @@ def _upright(pixels: np.ndarray, orientation: Any) -> np.ndarray:
     return np.ascontiguousarray(pixels[::rows, ::columns])
 
 
-def _unreadable(data: bytes) -> tuple[str, str, str]:
-    if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis"):
-        return (
-            "a HEIF or AVIF image",
-            EXPECTED,
-            "For this format install the extra: pip install twinpath[heif]",
-        )
-    what = describe(data)
-    return what, EXPECTED, "Convert it, or send the image itself"
+def _unreadable(file: MediaFile, kind: str) -> ValueError:
+    """Of a file that no decoder took: for two formats there may be none."""
+    if kind == "HEIF" and find_spec("pillow_heif") is None:
+        return file.fault("a HEIF image", "the package pillow-heif", "Install it: pip install twinpath[heif]")
+    if kind == "AVIF" and not _reads_avif():
+        advice = "Install one: pip install --upgrade --force-reinstall pillow"
+        return file.fault("an AVIF image", "a Pillow that was built with AVIF", advice)
+    if describe(file.data) != "bytes of no known format":  # a text that begins with BM
+        return file.fault(describe(file.data), EXPECTED, "Convert it, or send the image itself")
+    return _damaged(file, f"not readable as {kind}")
 
 
-def _damaged(file: MediaFile, error: Exception) -> ValueError:
+def _reads_avif() -> bool:
+    from PIL import features
+
+    return bool(features.check("avif"))
+
+
+def _damaged(file: MediaFile, error: Exception | str) -> ValueError:
     cause = " ".join(str(error).split())[:120] or type(error).__name__
     return file.fault(f"damaged or incomplete image ({cause})", "a whole one", "Save or send it again")
 

@@ -14,9 +14,21 @@ from refimpl.frontend.audio import count_audio_tokens, count_waveform_tokens, lo
 from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, check_budget, fit, load_image
 from refimpl.frontend.media_file import MediaFile, Source, read_media
 from refimpl.frontend.media_prompt import Kind, MediaPart
-from refimpl.frontend.video import load_video
+from refimpl.frontend.video import MAX_FRAMES, Rule, load_video
 
 DEFAULT_FPS = 1.0  # frames of a video that are shown of each second
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which frames of a video are shown: arguments as in `load_video`."""
+
+    fps: float = DEFAULT_FPS
+    max_frames: int = MAX_FRAMES
+    rule: Rule = "time"
+
+
+DEFAULT_SAMPLING = Sampling()
 _EXPECTED = {"image": "an image", "audio": "a sound", "video": "a video"}
 
 
@@ -46,13 +58,18 @@ def read_input(media: Any, kind: str, source: Source, name: str | None = None) -
 
 
 def open_input(
-    media: Any, kind: Kind, file: MediaFile, *, budget: int = DEFAULT_BUDGET, fps: float = DEFAULT_FPS
+    media: Any,
+    kind: Kind,
+    file: MediaFile,
+    *,
+    budget: int = DEFAULT_BUDGET,
+    sampling: Sampling = DEFAULT_SAMPLING,
 ) -> MediaInput:
     """Decode a file as the encoders want it.
 
     Args:
         budget: soft tokens of an image
-        fps: frames a second of a video
+        sampling: of the frames of a video
     Raises:
         ValueError: one line that names the file
     """
@@ -69,7 +86,7 @@ def open_input(
         check_budget(budget)
         canvas = fit(load_image(file.data, name=file.name), budget)
         return MediaInput(file.name, MediaPart("image", (_tokens(canvas),)), (canvas,))
-    video = load_video(file.data, fps=fps, name=file.name)
+    video = load_video(file.data, name=file.name, **vars(sampling))
     frames = tuple(frame.pixels for frame in video.frames)
     part = MediaPart("video", tuple(map(_tokens, frames)), tuple(frame.seconds for frame in video.frames))
     return MediaInput(file.name, part, frames, video.notes)

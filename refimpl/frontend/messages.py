@@ -109,7 +109,7 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{where}.function.arguments: no JSON ({error}), expected a JSON object"
             ) from None

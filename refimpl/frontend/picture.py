@@ -15,6 +15,7 @@ import numpy as np
 from refimpl.frontend.audio import Sound, log_mel
 from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, fit, load_image
 from refimpl.frontend.media_file import Source, describe, read_media
+from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.video import Frame, load_video, stamp
 
 SIDE = 24  # pixels of a picture of a sound that stand for a soft token; 4 mel frames
@@ -65,7 +66,11 @@ def video_picture(frames: Sequence[Frame]) -> np.ndarray:
 
 
 def picture_of(
-    source: Source, *, budget: int = DEFAULT_BUDGET, fps: float = 1.0, name: str | None = None
+    source: Source,
+    *,
+    budget: int = DEFAULT_BUDGET,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    name: str | None = None,
 ) -> np.ndarray:
     """The picture of a file, whatever it is: an image if it can be read as one, else a sound, else a video.
 
@@ -77,7 +82,7 @@ def picture_of(
     file = read_media(source, "an image, a sound or a video", name)
     attempts: list[Any] = [
         lambda: image_picture(fit(load_image(file.data, name=file.name), budget)),
-        lambda: video_picture(load_video(file.data, fps=fps, name=file.name).frames),
+        lambda: video_picture(load_video(file.data, name=file.name, **vars(sampling)).frames),
         lambda: audio_picture(load_audio(file.data, name=file.name)),
     ]
     faults = []

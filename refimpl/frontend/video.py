@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from refimpl.frontend.audio import import_av
+from refimpl.frontend.audio import import_av, unreadable
 from refimpl.frontend.image import MAX_PIXELS, fit
-from refimpl.frontend.media_file import MediaFile, Source, describe, read_media
+from refimpl.frontend.media_file import MediaFile, Source, read_media
 
 FRAME_BUDGET = 70  # soft tokens of a frame
 MAX_FRAMES = 60
@@ -94,13 +94,8 @@ def load_video(
     try:
         with av.open(io.BytesIO(file.data)) as container:
             return _load(file, container, fps, max_frames, rule, budget)
-    except av.FFmpegError as error:
-        if describe(file.data) != "bytes of no known format":
-            raise file.fault(describe(file.data), EXPECTED, "Convert it, or send the video itself") from error
-        cause = " ".join(str(error.strerror).split())
-        raise file.fault(
-            f"not readable as video ({cause})", EXPECTED, "It may be cut off or damaged"
-        ) from error
+    except Exception as error:  # decoders raise anything on broken files
+        raise unreadable(file, "video", EXPECTED, error) from error
 
 
 def _load(file: MediaFile, container: Any, fps: float, max_frames: int, rule: Rule, budget: int) -> Video:
@@ -108,6 +103,8 @@ def _load(file: MediaFile, container: Any, fps: float, max_frames: int, rule: Ru
     if not streams:
         raise file.fault("no video in it", EXPECTED, "Send another file, or send it as a sound")
     stream = streams[0]
+    if stream.codec_context is None:
+        raise file.fault("a codec that is not known", EXPECTED, "Convert it, or save it again")
     stream.thread_type = "AUTO"
     pixels = stream.codec_context.width * stream.codec_context.height
     if pixels > MAX_PIXELS:

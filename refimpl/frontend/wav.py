@@ -12,6 +12,7 @@ from refimpl.frontend.media_file import MediaFile
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 UNKNOWN_SIZE = (0, 0xFFFFFFFF)  # what programs write that do not yet know how long the sound will be
 ADVICE = "Save it again as 16-bit WAV"
+PIECE = 1 << 16  # samples that are decoded at a time
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,20 @@ class Wave:
     def n_frames(self) -> int:
         return len(self.data) // (self.n_channels * self.bits // 8)
 
-    def read(self, n: int) -> np.ndarray:
-        """The first n samples of all channels: f64[n, channels]."""
-        width = self.bits // 8
+    def mixed(self, n: int) -> np.ndarray:
+        """The mean of all channels, of the first n samples: f64[n].  Read in pieces: many channels of many
+        samples are no reason to hold all of them as float64."""
         n = min(n, self.n_frames)
-        raw = np.frombuffer(self.data[: n * self.n_channels * width], np.uint8)
+        pieces = (self._read(at, min(at + PIECE, n)).mean(axis=1) for at in range(0, n, PIECE))
+        return np.concatenate([np.zeros(0), *pieces])
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        """f64[stop - start, channels]."""
+        width = self.bits // 8
+        n = stop - start
+        raw = np.frombuffer(self.data, np.uint8)[start * self.n_channels * width :][
+            : n * self.n_channels * width
+        ]
         if self.code == FLOAT:
             values = raw.view(f"<f{width}").astype(np.float64)
         elif width == 1:  # the only unsigned one

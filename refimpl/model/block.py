@@ -41,7 +41,7 @@ def block(call, layer, w, kv, rope, per_layer, x):
         call       Call
         layer      LayerConfig
         w          LayerWeights
-        kv         (k, v), f[R, S, K, H] each: the cache of layer `layer.kv_from`, written by that layer
+        kv         (k, v, table) of layer `layer.kv_from`, which writes them: ops/attention.py
         rope       (cos, sin), f[T, H/2] each
         per_layer  f[T, P] | None  this layer's own embedding of the tokens
         x          f[T, D]

@@ -4,7 +4,7 @@ import numpy as np
 
 from refimpl import ops
 from refimpl.config.media import LAYER_NORM_EPS, VISION_THETA
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import own_pages, shapes_of
 from refimpl.model.encoder import start
 
 
@@ -127,9 +127,9 @@ def _attention(call, config, w, ropes, u, i):
 
     lane, order = np.zeros(T, np.int32), np.arange(T, dtype=np.int32)
     last = np.full(T, T - 1, np.int32)
-    k_cache, v_cache = (np.zeros(shape, q.dtype) for shape in shapes_of(1, T, N, H))
-    ops.write_kv(k, v, k_cache, v_cache, lane, order)
-    out = ops.attention(q, k_cache, v_cache, lane, order, None, last).reshape(T, N * H)
+    kv = *(np.zeros(shape, q.dtype) for shape in shapes_of(1, T, N, H)), own_pages(1)
+    ops.write_kv(k, v, *kv, lane, order)
+    out = ops.attention(q, *kv, lane, order, None, last).reshape(T, N * H)
     call.trace(f"v.kqv_out-{i}", out)
     return call.clipped(out, w["attn_out"])
 

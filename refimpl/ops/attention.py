@@ -2,35 +2,68 @@
 
 import numpy as np
 
+from refimpl import kv_tiles
 from refimpl.kv_types import COLUMNS, STEP
 
 
-def write_kv(k, v, k_cache, v_cache, seq_ids, positions):
-    """Store the keys and values of a call: position p of a sequence goes to slot p mod S of its lane.
+def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
+    """Store the keys and values of a call.
+
+        position p of lane r goes to slot p mod P of page table[r, p // P mod E]
 
     Shapes:
         k, v       f[T, K, H]
-        k_cache    [R, K, S/32, H, 32]         written in place; slot s is [s // 32, :, s % 32]
-        v_cache    [R, K, S/32, H/32, 32, 32]  written in place; slot s is [s // 32, :, s % 32, :]
+        k_pages    [N, K, P/32, H, 32]         written in place; slot s is [s // 32, :, s % 32]
+        v_pages    [N, K, P/32, H/32, 32, 32]  written in place; slot s is [s // 32, :, s % 32, :]
+                   u8[N, K, P/32, H/32, bytes] either of them, in tiles (kv_tiles.py)
+        table      i[R, E]                     pages of P positions, by lane and page number; -1: none
         seq_ids    i[T]  lanes
         positions  i[T]
 
     Notes:
-        One rule serves both kinds of cache.  While S exceeds every position it is a plain array; otherwise it
-        is a ring, in which a sliding-window layer overwrites keys that no later query may see.
+        One rule serves both kinds of cache.  While E pages hold every position, they are a line; otherwise a
+        ring, in which a sliding-window layer overwrites keys that no later query may see.  Without paging,
+        every lane has one page (E = 1) as long as all that it keeps.
+        A table may be the first columns of a wider one: as many as the positions in use need.
         Both lie in blocks of 32 positions.  Keys are transposed there: a vector register then holds one
         component of 16 positions, and the sums of q·k for all of them need no sums across lanes.  Values are
         cut into columns of 32 components, so that who computes some columns reads one piece per block.
-        A cache may have a smaller type than the call (`narrow`).
+        Pages may have a smaller type than the call (`narrow`, `kv_tiles.quantize`).
     """
-    T, K, H = k.shape
-    blocks, places = np.divmod(positions % (k_cache.shape[2] * STEP), STEP)
-    k_cache[seq_ids, :, blocks, :, places] = narrow(k, k_cache.dtype)
-    padded = np.pad(v, ((0, 0), (0, 0), (0, -H % COLUMNS)))
-    v_cache[seq_ids, :, blocks, :, places] = narrow(padded, v_cache.dtype).reshape(T, K, -1, COLUMNS)
+    found = _find(k_pages, table, seq_ids, positions)
+    _store(k, k_pages, found, of_keys=True)
+    _store(v, v_pages, found, of_keys=False)
 
 
-def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
+def _store(x, pages, found, of_keys):
+    T, K, H = x.shape
+    if pages.dtype == np.uint8:
+        kv_tiles.store(x, pages, found, of_keys)
+        return
+    if not of_keys:
+        x = np.pad(x, ((0, 0), (0, 0), (0, -H % COLUMNS))).reshape(T, K, -1, COLUMNS)
+    number, blocks, places = found
+    pages[number, :, blocks, :, places] = narrow(x, pages.dtype)
+
+
+def _load(pages, found, of_keys, dtype):
+    """f[n, K, H or more]: what n positions have stored; components from H on are 0."""
+    number, blocks, places = found
+    if pages.dtype == np.uint8:
+        return kv_tiles.load(pages, found, of_keys).astype(dtype)
+    x = widen(pages[number, :, blocks, :, places], dtype)
+    return x if of_keys else x.reshape(*x.shape[:2], -1)
+
+
+def _find(pages, table, seq_ids, positions):
+    """(page, block, place in the block) of positions."""
+    P = pages.shape[2] * STEP
+    found = table[seq_ids, positions // P % table.shape[1]]
+    assert (found >= 0).all(), f"lane {seq_ids}: no page for some of positions {positions}"
+    return found, *np.divmod(positions % P, STEP)
+
+
+def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None):
     """Each query takes the softmax-weighted mean of the values it may see.
 
         out[t, n] = sum_s softmax_s(q[t, n] · k[s, n // G]) * v[s, n // G]        G = N / K
@@ -38,8 +71,9 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
 
     Shapes:
         q          f[T, N, H]                  rotated queries
-        k_cache    [R, K, S/32, H, 32]         the call's own keys and values are already in it
-        v_cache    [R, K, S/32, H/32, 32, 32]
+        k_pages    [N, K, P/32, H, 32]         the call's own keys and values are already in it
+        v_pages    [N, K, P/32, H/32, 32, 32]
+        table      i[R, E]                     where position p is: see `write_kv`
         seq_ids    i[T]
         positions  i[T]
         window     int | None                  positions that a query sees, its own included; None: all, in
@@ -62,18 +96,17 @@ def attention(q, k_cache, v_cache, seq_ids, positions, window, ends=None):
         ascending; one division at the end.
     """
     T, N, H = q.shape
-    _, K, n_blocks, _, _ = k_cache.shape
-    S = n_blocks * STEP
+    K, P = k_pages.shape[1], k_pages.shape[2] * STEP
+    S = table.shape[1] * P
     out = np.empty_like(q)
     for t in range(T):
         p = int(positions[t])
         first = 0 if window is None else max(0, p - window + 1)
         last = p if ends is None else int(ends[t])
-        assert last - first < S, f"position {p} sees {last - first + 1} keys, the cache holds {S}"
-        blocks, places = np.divmod(np.arange(first, last + 1) % S, STEP)
-        k = widen(k_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H]
-        v = widen(v_cache[seq_ids[t], :, blocks, :, places], q.dtype)  # [keys, K, H/32, 32]
-        v = v.reshape(len(v), K, -1)[..., :H]
+        assert last - first < S, f"position {p} sees {last - first + 1} keys, a lane holds {S}"
+        found = _find(k_pages, table, seq_ids[t], np.arange(first, last + 1))
+        k = _load(k_pages, found, True, q.dtype)[..., :H]  # [keys, K, H]
+        v = _load(v_pages, found, False, q.dtype)[..., :H]
         scores = q[t].reshape(K, N // K, H) @ k.transpose(1, 2, 0)  # [K, G, keys]
         probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probs /= probs.sum(axis=-1, keepdims=True)

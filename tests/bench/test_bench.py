@@ -16,7 +16,7 @@ from fastpath.bench import parity, profile, rates
 from fastpath.bench.measure import Runner, Workload, workloads
 from fastpath.bench.traffic import Watched, totals
 from fastpath.cli.__main__ import main
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.model import block, text
 from tests import tiny
@@ -52,7 +52,7 @@ def bench(capsys):
 
 def engine_of(path, *, packed=True, **options):
     model = load_model(path)
-    return Engine(model.packed() if packed else model, ops_for("cpu"), context_len=256, **options)
+    return Lanes(model.packed() if packed else model, ops_for("cpu"), context_len=256, **options)
 
 
 # -- rows
@@ -117,6 +117,29 @@ def test_wrong_words_are_one_line(bench, paths, words):
     assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("twinpath: ")
 
 
+@pytest.mark.parametrize(
+    ("words", "n_batch"),
+    [
+        (("-p", 512, "-n", 0), 1024), (("-p", 1, "-n", 0, "-d", 511), 1024),
+        (("-p", 0, "-n", 1, "-d", 511, "-b", 200), 200), (("-p", 0, "-n", 2), 1024),
+    ],
+)  # fmt: skip
+def test_up_to_the_context_and_not_beyond(bench, paths, words, n_batch):
+    """Made for 512 positions. The chunk is the one asked for, also where a prompt is shorter."""
+    assert load_model(paths["e2b"]).config.context_len == 512
+    status, out, err = bench("-m", paths["e2b"], "-r", 1, "--json", *words)
+    assert status == 0, err
+    assert [row["n_batch"] for row in json.loads(out)] == [n_batch]
+    status, out, err = bench("-m", paths["e2b"], "-r", 1, *words, "-d", 512)
+    assert (status, out, err.count("\n")) == (2, "", 1) and "was made for 512" in err
+
+
+def test_sequences_that_do_not_fit_into_memory(bench, paths):
+    status, out, err = bench("-m", paths["e2b"], "-p", 0, "-n", 4, "-r", 1, "--batch", 1000000)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "1000000 sequences of 4 positions need" in err and "GB are free. Ask for fewer: --batch" in err
+
+
 # -- what is counted
 
 
@@ -136,7 +159,10 @@ def test_decode_reads_each_matrix_once_and_the_keys_in_sight(paths, packed):
         n_depth + 1 if layer.window is None else min(n_depth + 1, layer.window)
         for layer in model.config.layers
     ]
-    per_key = [layer.n_kv_heads * layer.head_dim * (2 + 4) for layer in model.config.layers]
+    per_key = [  # values lie in columns of 32 components
+        layer.n_kv_heads * (2 * layer.head_dim + 4 * -(-layer.head_dim // 32) * 32)
+        for layer in model.config.layers
+    ]
     assert result.traffic.kv_bytes == sum(n * size for n, size in zip(n_keys, per_key, strict=True))
 
 
@@ -272,7 +298,7 @@ def test_parity_is_green_and_looks_at_every_format(paths, family):
     engine = engine_of(paths[family])
     looked_at = []
     for what, wrong in parity._cases(
-        engine.model, engine.ops, ops_for("ref"), np.random.default_rng(0), engine.cache.dtypes, "int8"
+        engine.model, engine.ops, ops_for("ref"), np.random.default_rng(0), engine.kv_type, "int8"
     ):
         looked_at.append(what)
         assert wrong() == "", what

@@ -59,7 +59,9 @@ def test_pairs_are_run_in_turn_and_medians_are_written(stage):
     status, runs, page = stage("--rows", "e2b-q4_0", "--threads", "2", "--prefix", "nice -n 0")
     assert status == 0
     assert [who for who, _, _ in runs] == ["ours"] + ["llama.cpp", "ours"] * 3  # the first compiles
-    assert all(prefix == "nice -n 0" and "e2b-q4_0.gguf" in " ".join(command) for _, command, prefix in runs)
+    assert all(
+        prefix == ["nice", "-n", "0"] and "e2b-q4_0.gguf" in " ".join(command) for _, command, prefix in runs
+    )
     assert (
         page.startswith("before\n" + peers.BEGIN)
         and page.endswith(peers.END + "after\n")
@@ -104,11 +106,76 @@ def test_page_from_results_alone(stage):
     assert runs == [] and "E2B Q4_0" in page
 
 
-@pytest.mark.parametrize("words", [("--rows", "e2b"), ("--llama-bench", "/nowhere")])
-def test_wrong_words(stage, words, capsys):
+@pytest.mark.parametrize(
+    ("words", "variables", "says"),
+    [
+        (("--rows", "e2b"), {}, "--rows: e2b: not a row; there are e2b-q4_0"),
+        (("--llama-bench", "/nowhere"), {}, "got '/nowhere', expected a program"),
+        (("--llama-bench", "/"), {}, "got '/', expected a program"),
+        ((), {"ROUNDS": "abc"}, "--rounds: 'abc' is not a whole number from 1"),
+        ((), {"THREADS": "0"}, "--threads: '0' is not a whole number from 1 to 256"),
+        ((), {"PREFIX": "nice '"}, '--prefix: "nice \'" is not a command'),
+        (("--models", __file__), {}, "is a file, expected a folder"),
+    ],
+)
+def test_wrong_words_are_one_line(stage, words, variables, says, capsys, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:
         stage(*words)
-    assert end.value.code == 2 and "error" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and says in err and err.count("\n") == 1
+
+
+GOOD = {"n_prompt": 512, "n_gen": 0, "avg_ts": 9.0, "build_commit": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("", "cannot be read"),
+        ("no JSON at all", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("[1, 2]", "cannot be read"),
+        ('[{"n_prompt": 512}]', "cannot be read"),
+        ("[]", "got None for pp512, expected a number above 0"),
+        (json.dumps([GOOD]), "got None for tg64"),
+        (json.dumps([GOOD | {"avg_ts": 0}]), "got 0 for pp512"),
+        (json.dumps([GOOD | {"avg_ts": "9"}]), "got '9' for pp512"),
+        (json.dumps([GOOD | {"avg_ts": float("nan")}]), "got nan for pp512"),
+    ],
+)
+def test_output_of_nonsense_is_one_line_and_not_kept(stage, monkeypatch, out, says):
+    monkeypatch.setattr(peers, "_run", lambda command, prefix: (out, {"seconds": 1.0, "peak_bytes": 1e9}))
+    with pytest.raises(SystemExit) as end:
+        stage("--rows", "e2b-q4_0")
+    message = end.value.code
+    assert message.startswith("bench-peers: ") and says in message and "\n" not in message
+    assert not peers.RESULTS.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"rows": {"e2b-q4_0": {"pairs": [1]}}}'])
+def test_results_that_are_none_are_one_line(stage, content):
+    peers.RESULTS.write_text(content)
+    with pytest.raises(SystemExit, match=r"^bench-peers: \S+: not the results of earlier runs .*anew$"):
+        stage("--only-write")
+    assert peers.RESULTS.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "taskset"), "taskset: No such file or directory"),
+        (ValueError("x.gguf: got 1 GB free"), "x.gguf: got 1 GB free"),
+    ],
+)
+def test_faults_of_the_system_are_one_line(stage, monkeypatch, error, says):
+    def run(command, prefix):
+        raise error
+
+    monkeypatch.setattr(peers, "_run", run)
+    with pytest.raises(SystemExit, match="^bench-peers: " + says):
+        stage("--rows", "e2b-q4_0")
 
 
 def test_batched_rows_are_read():
@@ -122,10 +189,10 @@ def test_batched_rows_are_read():
 
 
 def test_time_and_memory_of_a_command(tmp_path):
-    out, usage = peers._run(["/bin/sh", "-c", "sleep 0.05; echo said"], "")
+    out, usage = peers._run(["/bin/sh", "-c", "sleep 0.05; echo said"], [])
     assert out == "said\n" and usage["seconds"] >= 0.05 and usage["peak_bytes"] > 1e5
     with pytest.raises(SystemExit, match="status 3: broken"):
-        peers._run(["/bin/sh", "-c", "echo broken >&2; exit 3"], "")
+        peers._run(["/bin/sh", "-c", "echo broken >&2; exit 3"], [])
 
 
 def test_names_of_rows_and_figures_are_unique():

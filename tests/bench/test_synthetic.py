@@ -1,5 +1,6 @@
 """Synthetic models: the published layout, a vocabulary that works, and files that run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +121,45 @@ def test_existing_file_is_taken(small, monkeypatch):
     assert synthetic.ensure("SMALL:Q4_K_M", small) == small
 
 
+def test_another_file_is_refused(small, tmp_path, monkeypatch):
+    """Figures of another model would stand under this one's name."""
+    monkeypatch.setitem(sizes.SIZES, "SMALL", SMALL)
+    monkeypatch.setitem(sizes.SIZES, "OTHER", replace(SMALL, name="OTHER", window=64))
+    monkeypatch.setattr(synthetic, "write", None)
+    named = tmp_path / "named.gguf"  # as the other size is named, with this one's tensors
+    bytes_ = small.read_bytes()
+    named.write_bytes(bytes_.replace(b"gemma-4 SMALL", b"gemma-4 OTHER"))
+    for spec, path, says in (
+        ("SMALL:Q4_0", small, "general.name is 'synthetic gemma-4 SMALL Q4_K_M', expected"),
+        ("OTHER:Q4_K_M", small, "general.name is"),
+        ("OTHER:Q4_K_M", named, "sliding_window is 32, expected 64 of OTHER"),
+        ("SMALL:Q4_K_M", tiny.make(tmp_path / "tiny.gguf", "e2b"), "general.name is"),
+    ):
+        with pytest.raises(ValueError, match=says) as error:
+            synthetic.ensure(spec, path)
+        assert str(path) in str(error.value) and "--model" in str(error.value)
+        assert "\n" not in str(error.value)
+    (tmp_path / "page.gguf").write_text("<html>")
+    with pytest.raises(ValueError, match="page"):
+        synthetic.ensure("SMALL:Q4_K_M", tmp_path / "page.gguf")
+
+
+def test_a_file_with_other_tensors_is_refused(small, monkeypatch):
+    monkeypatch.setitem(sizes.SIZES, "SMALL", SMALL)
+    plain = sizes.type_of
+    monkeypatch.setattr(
+        sizes, "type_of", lambda *of: "Q8_0" if of[2][0] == "blk.1.attn_q.weight" else plain(*of)
+    )
+    with pytest.raises(ValueError, match=r"tensor blk.1.attn_q.weight is .*'Q4_K'\), expected .*'Q8_0'\)"):
+        synthetic.ensure("SMALL:Q4_K_M", small)
+
+
 def test_vocabulary_of_a_file(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sizes.SIZES, "SMALL", SMALL)
     other = tmp_path / "other.gguf"
     synthetic.write("SMALL:Q4_0", other, vocab=small)
     assert load_model(other).tokenizer.encode("hello") == load_model(small).tokenizer.encode("hello")
+    assert synthetic.ensure("SMALL:Q4_0", other, vocab=small) == other
     tiny_file = tiny.make(tmp_path / "tiny.gguf", "e2b")
     with pytest.raises(ValueError, match="expected 262144"):
         synthetic.write("SMALL:Q4_0", tmp_path / "no.gguf", vocab=tiny_file)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.cache import cache_bytes
 from fastpath.cli.__main__ import main
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from tests import tiny
 from tests.tolerances import CHUNKS_FLOAT32
@@ -30,7 +29,7 @@ def model(tiny_path):
 
 
 def logits_of(model, **options):
-    return Engine(model, refimpl.ops, **options).extend([(0, IDS)], "all")
+    return Lanes(model, refimpl.ops, **options).extend([(0, IDS)], "all")
 
 
 class TestHelp:
@@ -54,10 +53,31 @@ class TestInspect:
         assert len(layers) == model.config.n_layers
         assert layers[3][1:6] == ["global", "-", "4", "1", "32"] and "own" in layers[3]
         assert layers[4][1:6] == ["sliding", "8", "4", "1", "16"] and layers[4][8:10] == ["layer", "2"]
-        assert f"({cache_bytes(model.config, 1, 100, 50)} bytes)" in out
         total = next(line for line in out.splitlines() if line.startswith("total"))
         n_values = sum(t.n_rows * t.row_len for t in model.file.tensors.values())
         assert total.split()[1:3] == [str(len(model.file.tensors)), str(n_values)]
+
+    @pytest.mark.parametrize("kv_type", ["f16", "bf16,f32"])
+    @pytest.mark.parametrize("n_seqs", [1, 3])
+    def test_bytes_of_the_cache_are_those_that_are_allocated(
+        self, twinpath, tiny_path, model, kv_type, n_seqs
+    ):
+        options = ["--context", 100, "--chunk", 50, "--sequences", n_seqs, "--kv-type", kv_type]
+        out = twinpath("inspect", tiny_path, *options).out
+        types = tuple(kv_type.split(",")) if "," in kv_type else kv_type
+        cache = Lanes(model, refimpl.ops, context_len=100, chunk=50, n_seqs=n_seqs, kv_type=types).cache
+        assert f"({cache.nbytes} bytes)" in out
+        rows = {
+            line.split()[0]: line.split()[1:]
+            for line in out.splitlines()
+            if line.startswith(("global ", "sliding "))
+        }
+        assert {kind: int(row[-3]) for kind, row in rows.items()} == {
+            kind: pool.n for kind, pool in cache.pools.items()
+        }
+        assert sum(int(row[-3]) * int(row[-2]) for row in rows.values()) == cache.nbytes
+        # layers, heads, size, pages of 64 for 100 positions, or for 7 + 50
+        assert rows["global"][:4] == ["1", "1", "32", "2"] and rows["sliding"][:4] == ["3", "1", "16", "2"]
 
     def test_context_beyond_the_model(self, fault, tiny_path):
         assert "made for 512" in fault("inspect", tiny_path, "--context", 513)
@@ -193,7 +213,7 @@ class TestInference:
     def expected(self, model, prompt, n):
         ids = model.tokenizer.encode(prompt, add_bos=True)
         for _ in range(n):
-            logits = Engine(model, refimpl.ops).prefill(ids)
+            logits = Lanes(model, refimpl.ops).prefill(ids)
             logits[list(model.tokenizer.suppress_ids)] = -np.inf
             ids.append(int(logits.argmax()))
         return ids[-n:]
@@ -237,7 +257,7 @@ class TestInference:
 
     def test_interrupted_keeps_what_was_said(self, twinpath, options, model, monkeypatch):
         tokens = self.expected(model, "the user", 3)
-        decode, calls = Engine.decode, []
+        decode, calls = Lanes.decode, []
 
         def interrupted(self, token_id, **options):
             calls.append(token_id)
@@ -245,7 +265,7 @@ class TestInference:
                 raise KeyboardInterrupt
             return decode(self, token_id, **options)
 
-        monkeypatch.setattr(Engine, "decode", interrupted)
+        monkeypatch.setattr(Lanes, "decode", interrupted)
         outcome = twinpath(*options, "--raw", "--prompt", "the user", "--max-tokens", 9, "--stats")
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
@@ -265,7 +285,7 @@ class TestInference:
         assert outcome == (130, "", "twinpath: interrupted\n")
 
     def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
-        extend, calls = Engine.extend, []
+        extend, calls = Lanes.extend, []
 
         def interrupted(self, *given, **options):
             calls.append(given)
@@ -273,7 +293,7 @@ class TestInference:
                 raise KeyboardInterrupt
             return extend(self, *given, **options)
 
-        monkeypatch.setattr(Engine, "extend", interrupted)
+        monkeypatch.setattr(Lanes, "extend", interrupted)
         outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")
         assert outcome.status == 130
         assert "prefill  8 tokens in" in outcome.err and "ended by: interrupted" in outcome.err
@@ -300,7 +320,7 @@ class TestOutputFiles:
             def failing(self, *given, error=error, **options):
                 raise error
 
-            monkeypatch.setattr(Engine, "extend", failing)
+            monkeypatch.setattr(Lanes, "extend", failing)
             assert write(tmp_path / "f").status == status
             assert write(tmp_path / "new").status == status
             assert [path.name for path in tmp_path.iterdir()] == ["f"]

@@ -273,6 +273,54 @@ def test_damaged_weights_under_the_reference(tmp_path):
     assert status == 2 and said == []
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(12, "Cannot allocate memory"), OSError(12, "Cannot allocate memory", "x.gguf"), MemoryError(),
+        MemoryError("Unable to allocate 9.3 GiB"), RuntimeError("can't start new thread"),
+        ImportError("libfoo.so: failed to map segment from shared object"),
+    ],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--prompt", "hi"], "--context and --chunk"), (["bench", "-p", "1"], "--batch"),
+        (["inspect"], "Free memory"),
+    ],
+)  # fmt: skip
+def test_memory_is_named_with_numbers(fault, monkeypatch, error, words, advice):
+    """Under a limit of addresses, as by `ulimit -v`: Python and NumPy say it in many ways."""
+    import resource
+
+    from fastpath.cli import __main__
+
+    def refused(words):
+        raise error
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2_000_000_000, 2_000_000_000))
+    monkeypatch.setattr(__main__, "_run", refused)
+    line = fault(*words)
+    assert "out of memory" in line and "permissions" not in line and advice in line
+    assert "2000 MB of addresses (ulimit -v)" in line
+    assert str(error).removeprefix("[Errno 12] ").split(":")[0] in line
+
+
+def test_memory_is_named_when_a_library_speaks_of_permissions(fault, monkeypatch):
+    """As llvmlite does, whose words stand before the system's."""
+    from fastpath.cli import __main__
+
+    def refused(words):
+        try:
+            raise OSError("lib.so: failed to map segment from shared object")
+        except OSError as error:
+            raise OSError("not found, or the permissions are incorrect") from error
+
+    monkeypatch.setattr(__main__, "_run", refused)
+    line = fault("--prompt", "hi")
+    assert "out of memory: lib.so: failed to map" in line and "permissions" not in line
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_model_without_permission(fault, tmp_path, tiny_path):
     path = tmp_path / "secret.gguf"

@@ -10,7 +10,7 @@ import pytest
 
 import quant
 import refimpl.ops
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from refimpl.frontend.image import load_image
 from refimpl.media import encode, prompt
@@ -72,7 +72,7 @@ def logits_of(folder, family, mmproj, media, text):
     model, projector = load_model(folder / family / "model.gguf"), load_media(folder / mmproj)
     encoded = [encode(projector, kind, folder / name, budget=70, activations="int8") for kind, name in media]
     ids, soft = prompt(model, text, encoded)
-    return Engine(model, refimpl.ops, largest_image=70).extend([(0, ids)], "all", soft={0: soft})
+    return Lanes(model, refimpl.ops, largest_image=70).extend([(0, ids)], "all", soft={0: soft})
 
 
 class TestAnswers:
@@ -169,6 +169,27 @@ class TestAnswers:
         counts = [int(said.err.split("movie.mp4: ")[1].split()[0]) for said in (one, half)]
         assert counts == [5, 3]
 
+    def test_which_frames_of_a_video(self, twinpath, folder, small, tmp_path):
+        pytest.importorskip("av")
+        from tests.media.test_video import movie
+
+        (tmp_path / "movie.mp4").write_bytes(movie(45))
+        for options, n, note in (
+            (("--max-frames", 2), 2, "more than 2 frames"),
+            (("--frames", "uniform"), 32, ""),
+            (("--frames", "uniform", "--max-frames", 2), 32, ""),
+        ):
+            seen = twinpath("see", tmp_path / "movie.mp4", *options, "--out", tmp_path / "seen.png")
+            assert seen.status == 0
+            width = min(n, 6) * 432  # six frames in a row
+            assert load_image(tmp_path / "seen.png").shape == (-(-n // 6) * 336, width, 3)
+            said = twinpath(*small, "--video", tmp_path / "movie.mp4", *options, "--max-tokens", 1, "--stats")
+            assert note in said.err
+            if n == 32:  # 2016 soft tokens are more than this model's context
+                assert said.status == 2 and "the context holds 512" in said.err
+            else:
+                assert f"movie.mp4: {n} frames, {63 * n} soft tokens" in said.err
+
 
 class TestTraces:
     def test_encoders_are_in_it(self, twinpath, folder, small, tmp_path):
@@ -248,7 +269,7 @@ class TestFaults:
         def never(*given, **options):
             raise AssertionError("something ran")
 
-        monkeypatch.setattr(Engine, "forward", never)
+        monkeypatch.setattr(Lanes, "forward", never)
         monkeypatch.setattr("fastpath.media.encode_image", never)
         monkeypatch.setattr("fastpath.media.encode_audio", never)
 
@@ -290,6 +311,8 @@ class TestFaults:
             (("--video", "text.png"), "text.png: text, expected a video"),
             (("--image", "photo.png", "--image-tokens", "71"), "--image-tokens"),
             (("--image", "photo.png", "--fps", "0"), "'0' is not a number above 0"),
+            (("--video", "text.png", "--max-frames", "0"), "--max-frames"),
+            (("--video", "text.png", "--frames", "best"), "--frames"),
             (("--image",), "--image"),
             (("--image", "photo.png", "--raw", "--prompt", "no place"), "its messages have no media"),
             (("--image", "photo.png", "--context", "60"), "the context holds 60"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import refimpl.ops
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
 from fastpath.error_budget import COLUMNS, TABLE, growth, split_name
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from fastpath.trace import TraceFile, compare, record
 from tests import tiny
@@ -26,7 +26,7 @@ def traces(model, ids) -> list[tuple[str, TraceFile, TraceFile]]:
     """Columns, each with two traces that it is about."""
 
     def trace(ops, activations, kv_type="f16"):
-        return TraceFile(record(Engine(model, ops, activations=activations, kv_type=kv_type), ids))
+        return TraceFile(record(Lanes(model, ops, activations=activations, kv_type=kv_type), ids))
 
     kernels = ops_for("cpu")
     exact, rounded = trace(refimpl.ops, "float", "f32"), trace(kernels, "int8")

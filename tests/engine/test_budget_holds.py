@@ -4,7 +4,7 @@ import pytest
 
 import refimpl.ops
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from fastpath.trace import TraceFile, compare, record
 from tests import tiny
@@ -23,7 +23,7 @@ def over(model, ids, column, *, kinds=None, kv_types=None, other="cpu"):
     kv_types = kv_types or (("f32", "f32") if column == "float" else ("f16", "f16"))
     tables = (refimpl.ops, ops_for(other))
     engines = [
-        Engine(model, ops, activations=kind, kv_type=kv_type)
+        Lanes(model, ops, activations=kind, kv_type=kv_type)
         for ops, kind, kv_type in zip(tables, kinds, kv_types, strict=True)
     ]
     a, b = (TraceFile(record(engine, ids)) for engine in engines)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fastpath.backend import ops_for
 from fastpath.cpu import threads
-from fastpath.engine import Engine
+from fastpath.kv.integrity import check_integrity
+from fastpath.lanes import Lanes
 from tests import tiny
 
 KINDS = [
@@ -30,7 +31,7 @@ def alone(tiny_model):
         key = family, size, activations
         if key not in known:
             model, ids = tiny_model(family, size), tiny.prompt(family) + tiny.prompt(family, seed=2)
-            engine = Engine(model, ops_for("cpu"), context_len=len(ids), chunk=1, activations=activations)
+            engine = Lanes(model, ops_for("cpu"), context_len=len(ids), chunk=1, activations=activations)
             known[key] = model, ids, np.stack([engine.decode(token_id) for token_id in ids])
         return known[key]
 
@@ -52,7 +53,7 @@ def cuts(draw, n: int):
 def test_any_chunks_give_the_bytes_of_one_token_at_a_time(alone, family, size, data):
     model, ids, expected = alone(family, size)
     lengths = data.draw(cuts(len(ids)))
-    engine = Engine(model, ops_for("cpu"), chunk=max(lengths))
+    engine = Lanes(model, ops_for("cpu"), chunk=max(lengths))
     start = 0
     for n in lengths:
         rows = data.draw(st.sampled_from(["all", "last", "none"]))
@@ -69,7 +70,7 @@ def test_any_chunks_give_the_bytes_of_one_token_at_a_time(alone, family, size, d
 def test_the_whole_prompt_at_once_and_without_history(alone, family, activations):
     """No cache in use: all positions from one call on a fresh engine."""
     model, ids, expected = alone(family, "block32", activations)
-    engine = Engine(model, ops_for("cpu"), activations=activations)
+    engine = Lanes(model, ops_for("cpu"), activations=activations)
     assert engine.extend([(0, ids)], "all").tobytes() == expected.tobytes()
 
 
@@ -79,7 +80,7 @@ def test_the_whole_prompt_at_once_and_without_history(alone, family, activations
 def test_sequences_together_give_the_bytes_of_each_alone(alone, family, data):
     """Lanes start at different steps and advance by different lengths in one call; a lane is used again."""
     model, ids, expected = alone(family, "block32")
-    engine = Engine(model, ops_for("cpu"), n_seqs=3, chunk=16)
+    engine = Lanes(model, ops_for("cpu"), n_seqs=3, chunk=16)
     offset = [0, 7, 3]  # lane r reads ids from offset[r]; only lane 0's logits are known from the fixture
     for _ in range(data.draw(st.integers(2, 5))):
         lanes = data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=3, unique=True))
@@ -99,7 +100,7 @@ def test_sequences_together_give_the_bytes_of_each_alone(alone, family, data):
                 want = expected[before[0] : before[0] + len(piece)]
                 assert got[row : row + len(piece)].tobytes() == want.tobytes()
             row += len(piece)
-    lone = Engine(model, ops_for("cpu"), chunk=64)
+    lone = Lanes(model, ops_for("cpu"), chunk=64)
     for lane in (1, 2):
         if engine.length(lane):
             again = lone.prefill(engine.tokens[lane] + [5])
@@ -115,29 +116,29 @@ def test_any_number_of_threads_gives_the_same_bytes(alone, family, size):
     try:
         for n_threads in (1, 2, 3):
             threads.set_num_threads(n_threads)
-            engine = Engine(model, ops, chunk=13)
+            engine = Lanes(model, ops, chunk=13)
             got = [engine.extend([(0, ids[i : i + 13])], "all") for i in range(0, len(ids), 13)]
             assert np.concatenate(got).tobytes() == expected.tobytes(), n_threads
     finally:
         threads.set_num_threads(default)
 
 
-def test_a_cache_that_grows_gives_the_same_bytes(tiny_model):
-    """330 tokens: the global layers' cache doubles once, the rings wrap many times."""
+def test_pages_of_any_size_give_the_same_bytes(tiny_model):
+    """330 tokens: six global pages and more; the rings wrap many times."""
     model = tiny_model("e2b", "block32")
     ids = [token_id for seed in range(10) for token_id in tiny.prompt("e2b", seed=seed)]
     results = []
-    for chunk in (330, 64, 7):
-        engine = Engine(model, ops_for("cpu"), chunk=chunk)
+    for chunk, page in ((330, 64), (64, 32), (7, 96), (50, 512)):
+        engine = Lanes(model, ops_for("cpu"), chunk=chunk, page=page)
         rows = [engine.extend([(0, ids[i : i + chunk])], "all") for i in range(0, len(ids), chunk)]
         results.append(np.concatenate(rows).tobytes())
-        assert engine.cache.n_growths == 1
-    assert results[0] == results[1] == results[2]
+        check_integrity(engine.cache)
+    assert len(set(results)) == 1
 
 
 def test_a_lane_used_again_remembers_nothing(alone):
     model, ids, expected = alone("e2b", "block32")
-    engine = Engine(model, ops_for("cpu"), chunk=20)
+    engine = Lanes(model, ops_for("cpu"), chunk=20)
     engine.prefill(ids[::-1])
     engine.reset()
     assert engine.prefill(ids[:30]).tobytes() == expected[29].tobytes()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.cache import KVCache as FastCache
+from fastpath.kv.cache import KVCache as FastCache
 from fastpath.model.text import forward as fast_forward
 from refimpl.batch import make_batch
 from refimpl.cache import KVCache as ReferenceCache

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.engine import Engine, NotFiniteError, default_chunk
+from fastpath.engine import Engine, Request
 from fastpath.generate import generate
+from fastpath.lanes import Lanes, NotFiniteError, default_chunk
 from fastpath.load import load_model
 from refimpl.frontend.sampling import SamplingParams
 from tests import tiny
+
+
+def lanes_of(model, **options):
+    return Lanes(model, refimpl.ops, **({"activations": "float"} | options))
 
 
 def engine_of(model, **options):
@@ -19,7 +24,7 @@ def reference_greedy(model, ids, n):
     """n tokens, each from a fresh call on all tokens before it."""
     ids = list(ids)
     for _ in range(n):
-        ids.append(int(engine_of(model).prefill(ids).argmax()))
+        ids.append(int(lanes_of(model).prefill(ids).argmax()))
     return ids[-n:]
 
 
@@ -47,16 +52,18 @@ def test_a_full_context_is_a_defined_end(tiny_model):
     assert generation.reason == "length"
 
 
-def test_a_second_turn_continues_the_lane(tiny_model):
+def test_a_second_turn_goes_on_from_the_first(tiny_model):
     model, ids = tiny_model("31b"), tiny.prompt("31b")
     engine = engine_of(model)
     first = list(generate(engine, ids[:10], SamplingParams(), 3, stop_ids=()))
-    second = list(generate(engine, [first[-1], *ids[10:15]], SamplingParams(), 2, stop_ids=()))
+    second = list(generate(engine, ids[:10] + first + ids[10:15], SamplingParams(), 2, stop_ids=()))
     assert second == reference_greedy(model, ids[:10] + first + ids[10:15], 2)
 
 
 def test_a_prompt_longer_than_the_context_is_refused(tiny_model):
-    engine = engine_of(tiny_model("12b"), context_len=16)
+    with pytest.raises(ValueError, match="17 tokens, the context holds 16"):
+        list(generate(engine_of(tiny_model("12b"), context_len=16), list(range(17))))
+    engine = lanes_of(tiny_model("12b"), context_len=16)
     with pytest.raises(ValueError, match="17 tokens, the context holds 16"):
         engine.prefill(list(range(17)))
     engine.prefill(list(range(10)))
@@ -67,7 +74,9 @@ def test_a_prompt_longer_than_the_context_is_refused(tiny_model):
 @pytest.mark.parametrize("bad", [-1, 10**6])
 def test_an_unknown_token_id_is_refused(tiny_model, bad):
     with pytest.raises(ValueError, match="token id"):
-        engine_of(tiny_model("12b")).prefill([2, bad])
+        lanes_of(tiny_model("12b")).prefill([2, bad])
+    with pytest.raises(ValueError, match="token id"):
+        engine_of(tiny_model("12b")).add(Request([2, bad]))
 
 
 def test_a_context_beyond_the_model_is_refused(tiny_model):
@@ -77,17 +86,24 @@ def test_a_context_beyond_the_model_is_refused(tiny_model):
 
 def test_progress_counts_chunks_and_may_end_the_prefill(tiny_model):
     ids, seen = tiny.prompt("12b")[:20], []
-    engine = engine_of(tiny_model("12b"), chunk=8)
-    engine.prefill(ids, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(8, 20), (16, 20), (20, 20)]
 
     def give_up(done, total):
         raise KeyboardInterrupt
 
-    engine.reset()
+    lanes, engine = lanes_of(tiny_model("12b"), chunk=8), engine_of(tiny_model("12b"), chunk=8)
+    lanes.prefill(ids, progress=lambda *counts: seen.append(counts))
+    list(generate(engine, ids, max_tokens=3, stop_ids=(), progress=lambda *counts: seen.append(counts)))
+    assert seen == [(8, 20), (16, 20), (20, 20)] * 2
+
+    lanes.reset()
     with pytest.raises(KeyboardInterrupt):
-        engine.prefill(ids, progress=give_up)
-    assert engine.length() == 8
+        lanes.prefill(ids, progress=give_up)
+    assert lanes.length() == 8
+    generation = generate(engine, ids, max_tokens=3, progress=give_up)
+    with pytest.raises(KeyboardInterrupt):
+        list(generation)
+    assert generation.n_prefilled == 8 and generation.reason == "abort" and engine.is_idle
+    engine.check_integrity()
 
 
 def test_the_chunk_follows_the_window():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fastpath.cpu
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from tests import tolerances
 from tests.engine import held_out
@@ -35,7 +35,7 @@ def definition():
 )
 def test_held_out_text_is_as_likely(activations, kv_type, chunk):
     model, texts, want = definition()
-    engine = Engine(model, fastpath.cpu, activations=activations, kv_type=kv_type)
+    engine = Lanes(model, fastpath.cpu, activations=activations, kv_type=kv_type)
     got = held_out.by_engine(engine, texts, chunk)
     change = abs(got.mean() / want.mean() - 1)
     assert change <= tolerances.LOG_PROBABILITY_REL, f"{got.mean():.5f} against {want.mean():.5f}"

@@ -13,7 +13,7 @@ from fastpath.backend import ops_for
 from fastpath.cli.setup import PackingProgress, warm_up
 from fastpath.cpu import arena, packing, threads
 from fastpath.cpu.arena import Arena
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from fastpath.repack import PIECE_BYTES
 from quant import FORMATS, QTensor
@@ -67,7 +67,7 @@ def test_every_matrix_but_the_tables(model):
 
 def test_the_same_logits(model):
     ids = [2, 3, 5, 7, 11, 13, 17]
-    mapped, packed = (Engine(m, ops_for("cpu")) for m in (model, model.packed()))
+    mapped, packed = (Lanes(m, ops_for("cpu")) for m in (model, model.packed()))
     assert np.array_equal(mapped.extend([(0, ids)], "all"), packed.extend([(0, ids)], "all"))
     for token_id in (4, 8):
         assert np.array_equal(mapped.decode(token_id), packed.decode(token_id))
@@ -323,7 +323,7 @@ def test_warming_up_finds_every_kernel(tmp_path, monkeypatch, repacked, family):
     from fastpath.cpu.kernel import KERNELS
 
     model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats={"*": "Q4_0"}))
-    engine = Engine(model, ops_for("cpu"))
+    engine = Lanes(model, ops_for("cpu"))
     ids = list(range(2, 40))
     warm_up(engine, len(ids), repack=repacked)
     used = []
@@ -344,9 +344,11 @@ def test_a_dry_run_computes_nothing():
     from fastpath.cpu.warm import kernels_of
 
     model = load_model(DEMO)
-    engine = Engine(model, ops_for("cpu"))
+    engine = Lanes(model, ops_for("cpu"))
     warm_up(engine, 5, repack=True)
-    assert all(not k.any() and not v.any() for k, v in engine.cache._pairs.values())
+    pages = [array for layer in engine.cache.owners() for array in engine.cache.layer(layer)[:2]]
+    assert pages and not any(array.any() for array in pages)
+    assert engine.cache.held(0) == {"global": [], "sliding": []}
     x = np.ones((3, 64), np.float32)
     found = []
     names = [kernel.name for kernel in kernels_of(lambda: found.append(engine.ops.rms_norm(x, None, 1e-6)))]

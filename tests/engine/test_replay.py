@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import refimpl.ops
 from fastpath.backend import ops_for
 from fastpath.cpu import threads
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.replay import MOST_PROGRAMS, MOST_TOKENS
 from fastpath.trace import Recorder
@@ -33,7 +33,7 @@ EXAMPLES = settings.default.max_examples // 2  # each is many calls of a whole m
 
 
 def engine_of(model, **options):
-    return Engine(model, ops_for("cpu"), **options)
+    return Lanes(model, ops_for("cpu"), **options)
 
 
 def is_recorded(engine, n_tokens=1):
@@ -144,8 +144,9 @@ def test_threads(eager, n_threads, family, size):
         assert engine.replay.program(1).n_threads == threads.num_threads()
 
 
-def test_a_cache_that_grows(tiny_model):
-    """330 tokens: the global layers' cache doubles once, at 256."""
+def test_a_deeper_sequence(tiny_model, monkeypatch):
+    """330 tokens: programs have room for 256 positions, then for 512."""
+    monkeypatch.setattr("fastpath.kv.cache.FIRST_DEPTH", 256)
     model = tiny_model("e2b", "block32")
     ids = [token_id for seed in range(10) for token_id in tiny.prompt("e2b", seed=seed)]
     expected = engine_of(model, replay=False, chunk=330).extend([(0, ids)], "all")
@@ -157,7 +158,7 @@ def test_a_cache_that_grows(tiny_model):
     for i in range(250, 262):
         assert engine.decode(ids[i]).tobytes() == expected[i].tobytes()
         assert (engine.replay.program(1) is before) == (i < 256)
-    assert engine.cache.n_growths == 1
+    assert engine.cache.depth == 512
 
 
 # -- what is not replayed ----------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_a_trace_sees_every_intermediate(eager):
 
 def test_no_replay_without_a_table_that_records(tiny_model):
     model = tiny_model("12b")
-    assert Engine(model, refimpl.ops, activations="float").replay is None
+    assert Lanes(model, refimpl.ops, activations="float").replay is None
     assert engine_of(model, replay=False).replay is None
 
 

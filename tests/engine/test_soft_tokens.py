@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from fastpath.backend import ops_for
-from fastpath.cache import KVCache as FastCache
-from fastpath.engine import Engine, NotFiniteError
+from fastpath.kv.cache import KVCache as FastCache
+from fastpath.lanes import Lanes, NotFiniteError
 from fastpath.model.text import forward as fast_forward
 from fastpath.replay import Replay
 from refimpl.batch import PAD, SoftTokens, make_batch
@@ -39,7 +39,7 @@ def conversation(family, D):
 
 
 def engine_of(model, **options):
-    return Engine(model, ops_for("cpu"), **({"largest_image": 15} | options))
+    return Lanes(model, ops_for("cpu"), **({"largest_image": 15} | options))
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_a_call_is_as_large_as_the_image_and_no_larger(tiny_model):
         assert engine.cache.chunk == (20 if whole else 16)
         assert engine.max_cache_bytes >= engine.cache_bytes
     engine = engine_of(tiny_model("26b"), chunk=16, largest_image=0)
-    with pytest.raises(ValueError, match="an image of 20 soft tokens, but this engine takes at most 16"):
+    with pytest.raises(ValueError, match="an image of 20 soft tokens, but these lanes take at most 16"):
         engine.prefill([5] * 10 + [PAD] * 20, soft=[item])
     assert engine.length() == 0
 

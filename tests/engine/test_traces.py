@@ -9,13 +9,13 @@ import pytest
 
 import refimpl.ops
 from fastpath import error_budget
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.trace import TraceFile, column_for, compare, load_trace, record, save_trace
 from tests import tiny
 
 
 def trace_of(model, ids, **options):
-    return record(Engine(model, refimpl.ops, **({"activations": "float"} | options)), ids)
+    return record(Lanes(model, refimpl.ops, **({"activations": "float"} | options)), ids)
 
 
 def test_a_trace_has_a_row_for_every_token_and_every_name_a_budget(tiny_model):
@@ -78,9 +78,9 @@ def pairs_side_by_side(x, cos, sin):
     return out
 
 
-def window_of_one_more(q, k_cache, v_cache, seq_ids, positions, window, ends):
+def window_of_one_more(q, k_pages, v_pages, table, seq_ids, positions, window, ends):
     wider = None if window is None else window + 1
-    return refimpl.ops.attention(q, k_cache, v_cache, seq_ids, positions, wider, ends)
+    return refimpl.ops.attention(q, k_pages, v_pages, table, seq_ids, positions, wider, ends)
 
 
 def scaled_scores(q, *rest):
@@ -118,7 +118,7 @@ def test_the_first_wrong_op_is_found(tiny_model, family, op, broken, first):
     table = SimpleNamespace(
         **{name: getattr(refimpl.ops, name) for name in refimpl.ops.__all__} | {op: broken}
     )
-    right, wrong = trace_of(model, ids), record(Engine(model, table, activations="float"), ids)
+    right, wrong = trace_of(model, ids), record(Lanes(model, table, activations="float"), ids)
     over = [d.name for d in compare(TraceFile(right), TraceFile(wrong), "float") if d.is_over]
     assert over[0] == first
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import fastpath.cpu
 from fastpath.cpu import recording
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from tests import tiny
 from tests.parity import cases
@@ -104,7 +104,7 @@ def models():
 
 def logits(model, ids):
     """Chunks, then token by token, once recorded and then replayed; rings wrap, the cache grows."""
-    engine, n = Engine(model, fastpath.cpu, chunk=20), len(ids) - 5
+    engine, n = Lanes(model, fastpath.cpu, chunk=20), len(ids) - 5
     return np.stack([engine.prefill(ids[:n]), *(engine.decode(token) for token in ids[n:])])
 
 

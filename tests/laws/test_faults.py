@@ -31,16 +31,16 @@ FAULTS = {
     "negative position": (lambda: cpu.attention(Q, *KV, ZERO, ZERO - 1, None), "positions -1"),
     "window": (lambda: cpu.attention(Q, *KV, ZERO, ZERO + 90, 33), "32 slots"),
     "integers in a cache": (
-        lambda: cpu.attention(Q, KV[0].astype(np.int8), KV[1], ZERO, ZERO, None),
-        "k_cache: got int8",
+        lambda: cpu.attention(Q, KV[0].astype(np.int8), *KV[1:], ZERO, ZERO, None),
+        "k_pages: got int8",
     ),
     "layout of a cache": (
-        lambda: cpu.attention(Q, KV[1], KV[1], ZERO, ZERO, None),
-        r"expected .R, 1, S/32, 8, 32.",
+        lambda: cpu.attention(Q, KV[1], *KV[1:], ZERO, ZERO, None),
+        r"expected .N, 1, P/32, 8, 32.",
     ),
     "cache of part of a block": (
-        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], ZERO, ZERO, None),
-        r"expected .*1, 32, 32\]",
+        lambda: cpu.attention(Q, KV[0], KV[1][..., :31, :], KV[2], ZERO, ZERO, None),
+        r"expected .*1, 32, 32\] of f32 and f32",
     ),
     "heads": (
         lambda: cpu.attention(
@@ -49,6 +49,18 @@ FAULTS = {
         "expected a multiple",
     ),
     "lane to write": (lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV, ZERO + 2, ZERO), "2 lanes"),
+    "a page that is not there": (
+        lambda: cpu.attention(Q, *KV[:2], np.array([[1, -1]], np.int32), ZERO, ZERO + 32, None),
+        "lane 0 has page -1 for its page number 1, expected 0 to 1",
+    ),
+    "a page of nobody to write": (
+        lambda: cpu.write_kv(Q[:, :1], Q[:, :1], *KV[:2], np.array([[2]], np.int32), ZERO, ZERO),
+        "lane 0 has page 2 for its page number 0",
+    ),
+    "table": (
+        lambda: cpu.attention(Q, *KV[:2], KV[2].astype(np.int64), ZERO, ZERO, None),
+        r"int64\[2, 1\], expected int32\[R, E\]",
+    ),
     "experts": (lambda: cpu.route(X, 65, None), "1 to 64"),
     "threads": (lambda: threads.set_num_threads(0), "1 to"),
 }
@@ -66,6 +78,20 @@ def test_views_with_gaps_are_copied():
     wide = strategies.normal(RNG, 3, 128)
     for op, x in ((cpu.rms_norm, (wide[:, ::2], None, 1e-6)), (cpu.linear, (wide[:, ::2], W, "int8"))):
         assert np.array_equal(op(*x), op(np.ascontiguousarray(x[0]), *x[1:]))
+
+
+def test_permuted_queries_keys_and_values_are_copied():
+    """F4: a past bug read a permuted query as if it were contiguous, and nobody was told."""
+    q, k, v = (
+        strategies.normal(RNG, n, 5, 8) for n in (2, 1, 1)
+    )  # [N, T, H], as a batched product leaves it
+    lanes, positions = np.zeros(5, np.int32), np.arange(5, dtype=np.int32)
+    found = []
+    for of in (lambda x: x.transpose(1, 0, 2), lambda x: np.ascontiguousarray(x.transpose(1, 0, 2))):
+        cache = [np.zeros_like(KV[0]), np.zeros_like(KV[1]), KV[2]]
+        cpu.write_kv(of(k), of(v), *cache, lanes, positions)
+        found.append([*cache[:2], cpu.attention(of(q), *cache, lanes, positions, None)])
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True)) and found[0][0].any()
 
 
 def test_no_rows():

@@ -67,7 +67,16 @@ def test_a_file_cut_short_is_compiled_again(folder, cut):
 
 
 @pytest.mark.parametrize(
-    "content", [b"not json\n", b"[]\n", b"{}\n", b'{"entry": 1, "needs": 2, "check": "3"}\n', b"\xff\n\n\n"]
+    "content",
+    [
+        b"not json\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"entry": 1, "needs": 2, "check": "3"}\n',
+        b"\xff\n\n\n",
+        b"[" * 100_000,
+    ],
+    ids=range(6),
 )
 def test_other_content_is_compiled_again(folder, content):
     _run(Kernel(_double.function))
@@ -148,7 +157,7 @@ def test_old_folders_go_used_ones_stay(tmp_path, monkeypatch):
 
 def test_an_edit_of_an_included_file_is_seen(tmp_path):
     """vector_math.py is compiled into the kernel of activation.py; Numba alone would run the old code."""
-    for package in ("quant", "fastpath"):
+    for package in ("quant", "refimpl", "fastpath"):
         ignore = shutil.ignore_patterns("__pycache__", "demo")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignore)
     code = "import numpy, fastpath.cpu; print(fastpath.cpu.softcap(numpy.ones((1, 1), 'f4'), 30.0)[0, 0])"

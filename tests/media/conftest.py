@@ -5,10 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from refimpl.frontend.image import fit, load_image
 from refimpl.media_tensors import load_media
 from refimpl.model.audio import encode_audio
 from refimpl.model.vision import encode_image
-from tests.media import tiny_mmproj
+from tests.media import files, tiny_mmproj, tiny_prompts
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,10 @@ def media(mmproj_path):
 
 
 def soft_tokens(media, name, dtype=np.float32, trace=None, **options) -> np.ndarray:
-    """Of a canvas or a clip, by its name."""
+    """Of a canvas or a clip, or of a picture that has to be resized, by its name."""
+    if name in files.PICTURES:
+        canvas = fit(load_image(files.png(files.picture(name))), tiny_prompts.FILE_BUDGET)
+        return encode_image(*media.need_vision(), canvas, dtype, trace=trace, **options)
     if name in tiny_mmproj.CANVASES:
         return encode_image(*media.need_vision(), tiny_mmproj.canvas(name), dtype, trace=trace, **options)
     return encode_audio(*media.need_audio(), tiny_mmproj.clip(name), dtype, trace=trace, **options)

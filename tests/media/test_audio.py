@@ -158,6 +158,107 @@ def test_compressed_sounds(container, codec, rate):
     assert np.abs(got[2000:12000] - want[max(0, -shift) :][2000:12000]).max() < 0.05
 
 
+@pytest.mark.parametrize("layout", ["mono", "stereo", "5.1", "7.1"])
+@pytest.mark.parametrize("container, codec, rate", [
+    ("flac", "flac", 8000), ("flac", "flac", 192000), ("ogg", "libopus", 48000), ("ipod", "aac", 48000),
+    ("ipod", "alac", 44100), ("matroska", "pcm_f32le", 96000), ("wav", "pcm_s24le", 192000),
+])  # fmt: skip
+def test_any_rate_and_layout(container, codec, rate, layout):
+    """Every channel has a tone of its own; their mean is heard.  PyAV crashes on eight planes of samples."""
+    av = pytest.importorskip("av")
+    n, t = av.AudioLayout(layout).nb_channels, np.arange(rate) / rate
+    wave = np.stack([0.5 * np.sin(2 * np.pi * 200 * (c + 1) * t) for c in range(n)], axis=1)
+    heard = audio.load_audio(with_layout(container, codec, rate, layout, wave)).samples[2000:14000]
+    spectrum = np.abs(np.fft.rfft(heard * np.hanning(len(heard)))) * 4 / len(heard)
+    hertz = np.arange(len(spectrum)) * 16000 / len(heard)
+    levels = [spectrum[np.abs(hertz - 200 * (c + 1)) < 20].max() for c in range(n)]
+    # lossy codecs keep a band of 120 Hz only of what they take for a subwoofer: the fourth channel
+    kept = [level for c, level in enumerate(levels) if codec not in ("aac", "libopus") or n < 6 or c != 3]
+    assert np.abs(np.array(kept) - 0.5 / n).max() < (0.1 if codec in ("aac", "libopus") else 0.005) / n
+    assert spectrum[hertz > 200 * (n + 1)].max() < 0.02
+
+
+def with_layout(container: str, codec: str, rate: int, layout: str, wave: np.ndarray) -> bytes:
+    """f64[n, channels] as a file."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as out:
+        try:
+            stream = out.add_stream(codec, rate=rate, layout=layout)
+            stream.open()
+        except Exception as error:
+            pytest.skip(f"this build of PyAV does not encode {codec} of {layout}: {error}")
+        frame = av.AudioFrame.from_ndarray(wave.astype(np.float32).reshape(1, -1), "flt", layout)
+        frame.sample_rate = rate
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(stream.format.name, layout, rate, frame_size=size)
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            out.mux(stream.encode(piece))
+        out.mux(stream.encode())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6, 8, 64])
+def test_channels_of_wav(channels):
+    wave = np.stack([tone(16000, 0.1, 100.0 + 20 * c) for c in range(channels)], axis=1)
+    heard = audio.load_audio(files.wav(wave.astype(np.float32), 16000))
+    assert np.abs(heard.samples - wave.mean(axis=1)).max() < SAME_SOUND_ABS
+
+
+def test_the_sound_of_a_video():
+    """A file with both: its sound is heard.  A file with pictures only has none."""
+    pytest.importorskip("av")
+    from tests.media.test_video import movie, with_sound
+
+    heard = audio.load_audio(with_sound(tone(44100, 1.0)), name="talk.mp4")
+    assert 16000 <= len(heard.samples) < 17000 and np.abs(heard.samples).max() > 0.4
+    with pytest.raises(ValueError, match="a file without sound"):
+        audio.load_audio(movie(5))
+
+
+def test_faults_m2_24_khz():
+    """1.7 s at 24 kHz are 43 soft tokens (known-faults M2)."""
+    heard = audio.load_audio(files.wav(tone(24000, 1.7).astype(np.float32), 24000))
+    assert audio.count_audio_tokens(len(heard.samples)) == 43
+
+
+def test_pieces_of_resampling_do_not_show():
+    """Seven seconds are three pieces: the same as one period of all, the definition, worked out here."""
+    rng = np.random.default_rng(4)
+    for rate in (8000, 44100, 7919, 192000):
+        x = rng.standard_normal(7 * rate)
+        n = 8 * rate  # seconds of a period: the signal and silence
+        spectrum = np.fft.rfft(x, n)[: 8 * min(rate, 16000) // 2 + 1]
+        place = np.arange(len(spectrum)) / (8 * min(rate, 16000) / 2)
+        fade = 0.5 + 0.5 * np.cos(np.pi * np.clip((place - 0.95) / 0.05, 0, 1))
+        want = np.fft.irfft(spectrum * fade, 8 * 16000)[: 7 * 16000] * (16000 / rate)
+        assert np.abs(audio.resample(x, rate) - want).max() < RESAMPLED_ABS
+
+
+def test_odd_rates_take_little_memory():
+    """A prime rate: 31 s of one were once a single transform of 5 GB."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    audio.load_audio(files.wav(np.full(6 * 399_989, 99, np.uint8), 399_989))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 << 10  # kilobytes
+
+
+def test_random_damage_is_one_line_or_a_sound():
+    rng = np.random.default_rng(8)
+    forms = [files.wav(files.sound("chirp")), files.wav((9000 * files.sound("chirp")).astype(np.int16))]
+    for container, codec in (("mp3", "libmp3lame"), ("flac", "flac"), ("ogg", "libopus"), ("ipod", "aac")):
+        forms.append(compressed(container, codec, 48000, tone(48000, 0.3)))
+    for whole in forms:
+        for _ in range(25):
+            broken = np.frombuffer(whole, np.uint8).copy()
+            broken[rng.integers(0, len(broken), rng.integers(1, 12))] = rng.integers(0, 256)
+            try:
+                audio.load_audio(broken[: rng.integers(8, len(broken) + 1)].tobytes(), name="t.mp3")
+            except ValueError as fault:
+                assert "\n" not in str(fault) and str(fault).startswith("t.mp3: ")
+
+
 def test_long_sounds_are_cut_and_said_so():
     heard = audio.load_audio(files.wav(tone(8000, 31.0).astype(np.float32), 8000), name="talk.wav")
     assert len(heard.samples) == 480_000 and heard.seconds == 31

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.media import Encoders, load_projector
 from fastpath.trace import Recorder, TraceFile, compare, record
@@ -31,12 +31,16 @@ def model(tmp_path_factory):
 
 def engine_of(model, ops):
     """Nothing is rounded: keys and values as they are, activations in float32."""
-    return Engine(model, ops, activations="float", kv_type="f32", largest_image=64)
+    return Lanes(model, ops, activations="float", kv_type="f32", largest_image=64)
 
 
 def soft_of(encoders, case, trace=None):
     out = []
     for start, name in zip(case["starts"], case["media"]):
+        if name in files.PICTURES:  # the whole way: decoded, resized, encoded
+            opened = encoders.open("image", files.png(files.picture(name)), budget=case["budget"])
+            out.append(SoftTokens(start, encoders.encode(opened, trace=trace).rows[0], True))
+            continue
         is_image = name in tiny_mmproj.CANVASES
         piece = tiny_mmproj.canvas(name) if is_image else tiny_mmproj.clip(name)
         rows = encoders.run("image" if is_image else "audio", piece, trace)
@@ -47,7 +51,8 @@ def soft_of(encoders, case, trace=None):
 @pytest.mark.parametrize("backend", ["ref", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family, backend, model, media):
-    """One image, two, an image and a sound, a video; text before and after."""
+    """One image, two, an image and a sound, a video; text before and after; a PNG file of another size, which
+    transformers' own processor resized for the golden."""
     golden = goldens.read(f"media/model-{family}.transformers-f64")
     ops = ops_for(backend)
     encoders = Encoders(media(family), ops, activations="float")

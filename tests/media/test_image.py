@@ -2,18 +2,22 @@
 
 import io
 import struct
+import subprocess
+import sys
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from refimpl.frontend import image
 from tests.media import files
 from tests.oracle import goldens
 from tests.tolerances import PIXEL_STEPS
 
+ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(5)
 NOISE = RNG.integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
@@ -183,7 +187,165 @@ def test_five_colors_stay_apart():
         assert canvas.shape == (768, 768, 3) and (canvas == color).all()
 
 
+def test_lines_of_pixels():
+    """The longest shapes: as many soft tokens as the budget has, in one row or column."""
+    for shape, canvas in (((1, 100_000), (48, 13440)), ((100_000, 1), (13440, 48))):
+        data = encode(Image.fromarray(RNG.integers(0, 256, shape, dtype=np.uint8)))
+        assert image.fit(image.load_image(data)).shape == (*canvas, 3)
+
+
+def test_palette_with_transparency():
+    """Half transparent entries are mixed with white, one by one: PNG and GIF, whole palettes and 1 bit."""
+    palette = Image.new("P", (4, 1))
+    palette.putpalette([200, 0, 0, 0, 100, 0, 0, 0, 50, 9, 9, 9])
+    palette.putdata([0, 1, 2, 3])
+    mixed = image.load_image(encode(palette, transparency=bytes([255, 0, 128, 51])))
+    by_hand = [[200, 0, 0], [255, 255, 255], [127, 127, 152], [206, 206, 206]]
+    assert np.abs(mixed[0].astype(int) - by_hand).max() <= 1
+    assert image.load_image(encode(palette, "GIF", transparency=1))[0].tolist() == [
+        [200, 0, 0], [255, 255, 255], [0, 0, 50], [9, 9, 9],
+    ]  # fmt: skip
+    bits = Image.fromarray(np.array([[False, True]]))
+    assert image.load_image(encode(bits, transparency=0))[0].tolist() == [[255] * 3, [255] * 3]
+
+
+def test_photographs_for_print():
+    """CMYK and YCCK as JPEG hold inverted numbers, as TIFF plain ones."""
+    flat = Image.new("CMYK", (16, 16), (255, 0, 0, 51))  # cyan, a fifth of black
+    for kind, options in (("JPEG", {"quality": 100}), ("TIFF", {})):
+        assert (
+            np.abs(image.load_image(encode(flat, kind, **options))[8, 8].astype(int) - (0, 204, 204)).max()
+            < 3
+        )
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B"])
+def test_sixteen_bit_tiff(mode):
+    ramp = np.arange(0, 65536, 257, dtype=np.uint16)
+    stored = ramp.astype(">u2" if mode == "I;16B" else "<u2").tobytes()
+    data = encode(Image.frombytes("I;16B" if mode == "I;16B" else "I;16", (256, 1), stored), "TIFF")
+    assert np.array_equal(image.load_image(data)[0, :, 1], np.arange(256))
+
+
+# --- HEIF and AVIF: what phones write ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["AVIF", "HEIF"])
+def modern(request):
+    """modern(picture, **options) -> bytes of a file in one of the two formats, lossy but close."""
+    if request.param == "HEIF":
+        plugin = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed: twinpath[heif]")
+        plugin.register_heif_opener()
+    elif not features.check("avif"):
+        pytest.skip("this Pillow was built without AVIF")
+    return lambda picture, **options: encode(picture, request.param, quality=98, **options)
+
+
+def test_modern_formats(modern):
+    smooth = files.picture("photo-small")
+    got = image.load_image(modern(Image.fromarray(smooth)), name="photo.jpg")
+    assert got.shape == smooth.shape and np.abs(got.astype(int) - smooth).mean() < 12  # of fine colored grain
+
+
+def test_modern_formats_are_on_white(modern):
+    clear = np.dstack([NOISE, np.zeros(NOISE.shape[:2], np.uint8)])
+    assert (image.load_image(modern(Image.fromarray(clear))) == 255).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_modern_formats_are_upright(orientation, modern):
+    """The turn is a property of the file there; decoders apply it, and it is not applied twice."""
+    quarters = np.zeros((40, 60, 3), np.uint8)
+    quarters[:20, :30], quarters[:20, 30:], quarters[20:, :30] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    picture = Image.fromarray(quarters)
+    exif = picture.getexif()
+    exif[0x112] = orientation
+    want = np.asarray(ImageOps.exif_transpose(_with_exif(picture, exif))).astype(int)
+    got = image.load_image(modern(picture, exif=exif.tobytes()))
+    assert got.shape == want.shape
+    for y in (0.25, 0.75):
+        for x in (0.25, 0.75):
+            at = int(y * want.shape[0]), int(x * want.shape[1])
+            assert np.abs(got[at] - want[at]).max() < 30
+
+
+def _with_exif(picture: Image.Image, exif: Image.Exif) -> Image.Image:
+    """The same picture, read from a file that has the tag."""
+    return Image.open(io.BytesIO(encode(picture, exif=exif)))
+
+
+def test_modern_formats_damaged(modern):
+    whole = modern(Image.fromarray(NOISE))
+    for n in (20, len(whole) // 2, len(whole) - 20):
+        with pytest.raises(ValueError, match=r"a\.heic: damaged or incomplete") as caught:
+            image.load_image(whole[:n], name="a.heic")
+        assert "\n" not in str(caught.value)
+
+
+def test_formats_without_a_decoder(monkeypatch):
+    """One line says what is missing and how to get it, whatever is installed here."""
+    heads = {
+        "HEIF": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+        "AVIF": b"\0\0\0\x18ftypmif1\0\0\0\0avifmiaf",
+    }
+    assert [image.format_of(head) for head in heads.values()] == list(heads)
+    monkeypatch.setattr(image, "find_spec", lambda name: None)
+    monkeypatch.setattr(features, "check", lambda name: False)
+    for kind, says in (
+        ("HEIF", "p.heic: a HEIF image, expected the package pillow-heif. Install it: "
+                 "pip install twinpath[heif]"),
+        ("AVIF", "p.heic: an AVIF image, expected a Pillow that was built with AVIF. Install one: "
+                 "pip install --upgrade --force-reinstall pillow"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as caught:
+            image.load_image(heads[kind] + bytes(50), name="p.heic")
+        assert str(caught.value) == says
+
+
 # --- what is no image ------------------------------------------------------------------------------------
+
+GIF_OF_NOTHING = b"\x80\0\0" + bytes(6) + b"," + bytes(4) + b"\x01\0\x01\0\0\x02\x02\x4c\x01\0;"
+
+
+def bmp_header(width: int, height: int) -> bytes:
+    return (
+        b"BM"
+        + struct.pack("<IHHI", 54, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, *[0] * 6)
+    )
+
+
+def tiff_header(width: int, height: int) -> bytes:
+    tags = ((256, width), (257, height), (258, 8), (259, 1), (262, 1), (273, 200), (278, height), (279, 100))
+    listed = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(tags)) + listed + bytes(200)
+
+
+def text_bomb() -> bytes:
+    """A small PNG with a comment of 100 MB."""
+    whole, comment = encode(Image.fromarray(NOISE)), b"zTXta\0\0" + zlib.compress(bytes(100 << 20))
+    chunk = struct.pack(">I", len(comment) - 4) + comment + struct.pack(">I", zlib.crc32(comment))
+    return whole[:33] + chunk + whole[33:]
+
+
+def test_bombs_take_little_memory():
+    """In a process that may have 300 MB more than it needs for a small picture."""
+    pytest.importorskip("resource")
+    code = (
+        "import resource; from refimpl.frontend.image import load_image;"
+        "from tests.media import test_image as t;"
+        "load_image(t.encode(t.Image.fromarray(t.NOISE)));"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20),) * 2);\n"
+        "for name, (data, message) in t.BAD.items():\n"
+        "    try: load_image(data); print(name, 'was read')\n"
+        "    except ValueError as fault: assert 'fits the memory' not in str(fault), name\n"
+    )
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("this system does not say how much memory a process has")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0 and done.stdout == "", done.stdout + done.stderr
+
 
 JPEG = encode(Image.fromarray(files.picture("photo")), "JPEG")
 BAD = {
@@ -195,9 +357,22 @@ BAD = {
     "promise": (header_only(3000, 3000), "damaged or incomplete"),
     "cut": (JPEG[: len(JPEG) // 2], "damaged or incomplete"),
     "cut-png": (encode(Image.fromarray(NOISE))[:400], "damaged or incomplete"),
-    "head": (JPEG[:10], "expected an image"),
+    "head": (JPEG[:10], "damaged or incomplete"),
+    "signature": (b"\x89PNG\r\n\x1a\n", "damaged or incomplete"),
+    "svg": (b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>', "text, expected an image"),
+    "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "text, expected an image"),
+    "bm": (b"BMW is a maker of cars, BM is how bitmaps begin", "text, expected an image"),
+    "icon": (encode(Image.fromarray(NOISE), "ICO"), "bytes of no known format"),
+    "gif-bomb": (
+        b"GIF89a" + struct.pack("<HH", 65535, 65535) + GIF_OF_NOTHING,
+        "4294836225 pixels, expected",
+    ),
+    "bmp-bomb": (bmp_header(100_000, 100_000), "10000000000 pixels, expected at most"),
+    "bmp-promise": (bmp_header(9000, 9000), "damaged or incomplete"),
+    "tiff-bomb": (tiff_header(100_000, 100_000), "10000000000 pixels, expected at most"),
+    "text-bomb": (text_bomb(), "damaged or incomplete"),
     "noise": (bytes(RNG.integers(0, 256, 5000, dtype=np.uint8)), "expected an image"),
-    "no-pixels": (header_only(0, 5), "expected an image"),
+    "no-pixels": (header_only(0, 5), "damaged or incomplete"),
 }
 
 

@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 
 def soft_of(media, case, dtype=np.float64) -> list[SoftTokens]:
     return [
-        SoftTokens(start, soft_tokens(media, name, dtype), name in tiny_mmproj.CANVASES)
+        SoftTokens(start, soft_tokens(media, name, dtype), name not in tiny_mmproj.CLIPS)
         for start, name in zip(case["starts"], case["media"])
     ]
 
@@ -135,7 +135,7 @@ def test_mask_equals_its_definition():
         layer = SimpleNamespace(index=0, owns_kv=True, window=window, n_kv_heads=1, head_dim=H)
         config = SimpleNamespace(layers=[layer])
         cache = KVCache(config, n_lanes, max(n for _, n in layouts), largest, ring=bool(rng.random() < 0.8))
-        k_cache, v_cache = cache.layer(0)
+        kv = cache.layer(0)
         for step in range(max(map(len, plans))):
             parts = [
                 (lane, plan[step][0], [7] * (plan[step][1] - plan[step][0]), "none")
@@ -144,18 +144,16 @@ def test_mask_equals_its_definition():
             ]
             batch = make_batch(parts, soft)
             values = np.eye(H, dtype=np.float32)[batch.positions % H][:, None]
-            ops.write_kv(np.zeros_like(values), values, k_cache, v_cache, batch.seq_ids, batch.positions)
+            ops.write_kv(np.zeros_like(values), values, *kv, batch.seq_ids, batch.positions)
             zeros = np.zeros((batch.n_tokens, 1, H), np.float32)
-            out = ops.attention(zeros, k_cache, v_cache, batch.seq_ids, batch.positions, window, batch.ends)[
-                :, 0
-            ]
+            out = ops.attention(zeros, *kv, batch.seq_ids, batch.positions, window, batch.ends)[:, 0]
             for t in range(batch.n_tokens):
                 layout, n = layouts[batch.seq_ids[t]]
                 i = int(batch.positions[t])
                 want = [j for j in range(n) if sees(layout, i, j, window)]
                 assert sorted(j % H for j in want) == np.nonzero(out[t])[0].tolist()
                 assert np.allclose(out[t].max(), 1 / len(want))
-            wrapped += batch.positions.max() >= 32 * k_cache.shape[2]
+            wrapped += batch.positions.max() >= 32 * kv[0].shape[2]
             later += step > 0
         several += any(len(layout) > 1 for layout, _ in layouts)
     assert wrapped > 100 and later > 1000 and several > 400

@@ -7,7 +7,7 @@ import pytest
 
 import refimpl.ops
 from fastpath.media import Encoders, Kept
-from refimpl.frontend.media_input import MediaInput
+from refimpl.frontend.media_input import MediaInput, Sampling
 from refimpl.frontend.media_prompt import MediaPart
 from refimpl.media_tensors import load_media
 from tests.media import files, tiny_mmproj
@@ -53,6 +53,19 @@ def test_the_same_content_is_encoded_once(media):
     encode(encoders, "audio", TALK)
     encode(encoders, "audio", TALK, budget=280)  # which a sound has no use for
     assert len(encoders.ran) == 4 and encoders.kept.hits == 3
+
+
+def test_another_choice_of_frames_is_another_thing(media):
+    pytest.importorskip("av")
+    from tests.media.test_video import movie
+
+    encoders, data = Counting(media, refimpl.ops), movie(25, codec="mpeg4")
+    for sampling, n in ((Sampling(), 3), (Sampling(fps=2), 5), (Sampling(max_frames=1), 1), (Sampling(), 3)):
+        encoded = encode(encoders, "video", data, sampling=sampling)
+        assert len(encoded.rows) == len(encoded.part.counts) == n
+    assert len(encoders.ran) == 9 and encoders.kept.hits == 1
+    opened = encoders.open("video", data, sampling=Sampling(rule="uniform"))
+    assert len(opened.input.pieces) == 25
 
 
 def test_opened_twice_before_it_is_encoded(media):

@@ -34,6 +34,28 @@ def movie(n=100, fps=10, container="mp4", codec="libx264", size=(64, 48), pts=No
     return file.getvalue()
 
 
+def with_sound(wave: np.ndarray, rate: int = 44100) -> bytes:
+    """A second of ten frames, and a sound."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        picture, sound = out.add_stream("mpeg4", rate=10), out.add_stream("aac", rate=rate, layout="mono")
+        picture.width, picture.height, picture.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(10):
+            out.mux(
+                picture.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), format="rgb24"))
+            )
+        out.mux(picture.encode())
+        frame = av.AudioFrame.from_ndarray(wave.astype(np.float32)[None], "fltp", "mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(
+            sound.format.name, "mono", rate, frame_size=sound.codec_context.frame_size
+        )
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            out.mux(sound.encode(piece))
+        out.mux(sound.encode())
+    return file.getvalue()
+
+
 def shown(clip: video.Video) -> list[int]:
     """The numbers on the frames."""
     numbers = []
@@ -83,6 +105,45 @@ def test_times_not_numbers():
     pts = [0, 1, 2, 3, 4, 5, 31, 32, 33, 34, 60]
     clip = video.load_video(movie(len(pts), pts=pts))
     assert shown(clip)[:7] == [0, 5, 5, 5, 9, 9, 10]
+
+
+@pytest.mark.parametrize("container, codec", [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("mov", "mpeg4")])
+def test_times_begin_at_the_first_frame(container, codec):
+    """A clip that was cut out of a longer one begins late; a recording may stand still for hours."""
+    late = video.load_video(movie(30, container=container, codec=codec, pts=range(70, 100)))
+    assert [frame.seconds for frame in late.frames] == [0, 1, 2] and shown(late) == [0, 10, 20]
+    still = video.load_video(movie(3, container=container, codec=codec, pts=[0, 10, 72000]), name="v")
+    assert len(still.frames) == 60 and "more than 60 frames" in still.notes[0]
+    seconds = np.array([frame.seconds for frame in still.frames])
+    assert shown(still) == ((seconds >= 1).astype(int) + (seconds >= 7200)).tolist() and seconds[-1] > 7000
+
+
+def test_one_frame():
+    clip = video.load_video(movie(1))
+    assert [frame.seconds for frame in clip.frames] == [0] and shown(clip) == [0]
+    assert len(video.load_video(movie(1), rule="uniform").frames) == 1
+
+
+def test_frames_are_counted_by_their_own_budget():
+    """40 frames of 1920 x 1080 are 40 x 66 soft tokens (known-faults N2), of 640 x 480 63 each (N1)."""
+    clip = video.load_video(movie(40, fps=1, size=(1920, 1080), codec="mpeg4"))
+    assert [frame.pixels.shape[0] * frame.pixels.shape[1] // 48**2 for frame in clip.frames] == [66] * 40
+    clip = video.load_video(movie(3, fps=1, size=(640, 480), pts=[0, 3, 62], codec="mpeg4"), fps=1 / 3)
+    assert {frame.pixels.shape[0] * frame.pixels.shape[1] // 48**2 for frame in clip.frames} == {63}
+
+
+def test_random_damage_is_one_line_or_a_video():
+    rng = np.random.default_rng(6)
+    for container, codec in (("mp4", "libx264"), ("webm", "libvpx-vp9"), ("mov", "mpeg4")):
+        whole = np.frombuffer(movie(20, container=container, codec=codec), np.uint8)
+        for _ in range(25):
+            broken = whole.copy()
+            broken[rng.integers(0, len(broken), rng.integers(1, 12))] = rng.integers(0, 256)
+            try:
+                clip = video.load_video(broken[: rng.integers(8, len(broken) + 1)].tobytes(), name="v.mp4")
+                assert 1 <= len(clip.frames) <= 60
+            except ValueError as fault:
+                assert "\n" not in str(fault) and str(fault).startswith("v.mp4: ")
 
 
 @pytest.mark.parametrize("seconds, text", [(0, "00:00"), (3.9, "00:03"), (62, "01:02"), (3605.2, "60:05")])

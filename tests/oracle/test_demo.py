@@ -10,6 +10,7 @@ import pytest
 from fastpath.backend import ops_for
 from fastpath.engine import Engine
 from fastpath.generate import generate
+from fastpath.lanes import Lanes
 from fastpath.load import DEMO, load_model
 from tests.oracle.goldens import GOLDEN
 
@@ -24,8 +25,13 @@ def demo():
 
 
 @cache
-def engine(backend, activations):
-    return Engine(demo(), ops_for(backend), activations=activations)
+def engine(activations):
+    return Engine(demo(), ops_for("cpu"), activations=activations)
+
+
+@cache
+def definitions():
+    return Lanes(demo(), ops_for("ref"), activations="float")
 
 
 def test_the_file_is_the_one_that_was_asked():
@@ -49,8 +55,7 @@ def test_the_prompt_is_written_alike(case):
 @each_case
 @pytest.mark.parametrize("activations", ["int8", "float"])
 def test_greedy_tokens_of_the_fast_engine(case, activations):
-    runner = engine("cpu", activations)
-    runner.reset()
+    runner = engine(activations)
     wanted = case["answer_ids"]
     said = list(generate(runner, case["ids"], max_tokens=len(wanted), stop_ids=()))
     assert said == wanted, demo().tokenizer.decode(said)
@@ -59,7 +64,7 @@ def test_greedy_tokens_of_the_fast_engine(case, activations):
 @each_case
 def test_greedy_tokens_of_the_definitions(case):
     """One call over prompt and answer: each row's best token is the next one, as in token by token."""
-    runner = engine("ref", "float")
+    runner = definitions()
     runner.reset()
     prompt, answer = case["ids"], case["answer_ids"]
     logits = runner.extend([(0, prompt + answer[:-1])], rows="all")
@@ -69,7 +74,6 @@ def test_greedy_tokens_of_the_definitions(case):
 def test_it_thinks_and_adds():
     case = {"messages": [{"role": "user", "content": "What is 47+38?"}]}
     ids = demo().template.render_ids(demo().tokenizer, case["messages"], thinking=True)
-    runner = engine("cpu", "int8")
-    runner.reset()
+    runner = engine("int8")
     said = demo().tokenizer.decode(list(generate(runner, ids, max_tokens=100)))
     assert said.startswith("<|channel>thought\n") and said.endswith("<channel|>The answer is 85.")

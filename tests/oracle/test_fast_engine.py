@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastpath.backend import ops_for
-from fastpath.engine import Engine
+from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.trace import record
 from tests import tiny
@@ -22,7 +22,7 @@ def traced(tmp_path_factory):
         if not path.exists():
             tiny.make_recipe(path, name)
         options = {"chunk": 5, "activations": activations, "kv_type": kv_type}
-        engine = Engine(load_model(path), ops_for("cpu"), **options)
+        engine = Lanes(load_model(path), ops_for("cpu"), **options)
         return record(engine, tiny.prompt(name))
 
     return trace

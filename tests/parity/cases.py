@@ -45,6 +45,7 @@ def cases(formats=EVERY_FORMAT, place=identity):
         if name in formats:
             yield from experts(name, place)
     yield from attentions(("f16", "bf16", "f32") if "BF16" in formats else ("f16",), place)
+    yield from attentions(("q8_0", "q4_0"), place)
     yield from others(place)
     yield from of_encoders(place)
 
@@ -127,7 +128,7 @@ def attentions(types, place):
         name = f"H {H} window {window} {k_type} {v_type}"
         q = strategies.normal(rng, 40, K * G, H, scale=H**-0.5)
         k, v = strategies.normal(rng, 2, S, K, H), strategies.normal(rng, 2, S, K, H)
-        caches = strategies.kv_caches(k, v, k_type, v_type)
+        caches = strategies.kv_caches(k, v, k_type, v_type, page=(None, 32, 96, 64)[i])
         lanes = np.array([0] * 37 + [1, 1, 1], np.int32)
         last = S - 1 if window is None else 3 * S
         positions = np.array([*range(last - 36, last + 1), 0, 31, 32], np.int32)
@@ -141,11 +142,11 @@ def attentions(types, place):
             yield f"write_kv {name} {T} rows", bind(partial(written, place), place, *rows)
 
 
-def written(place, k, v, k_cache, v_cache, seq_ids, positions):
-    """The caches after `write_kv`."""
-    k_cache, v_cache = place(k_cache.copy()), place(v_cache.copy())
-    cpu.write_kv(k, v, k_cache, v_cache, seq_ids, positions)
-    return k_cache, v_cache
+def written(place, k, v, k_pages, v_pages, table, seq_ids, positions):
+    """The pages after `write_kv`."""
+    k_pages, v_pages = place(k_pages.copy()), place(v_pages.copy())
+    cpu.write_kv(k, v, k_pages, v_pages, table, seq_ids, positions)
+    return k_pages, v_pages
 
 
 def others(place):

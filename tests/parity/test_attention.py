@@ -6,12 +6,13 @@ import pytest
 import fastpath.cpu as cpu
 import refimpl.ops
 from fastpath.cpu import threads
-from refimpl.kv_types import KV_TYPES, shapes_of
+from refimpl.kv_types import KV_TYPES, own_pages, shapes_of
 from refimpl.ops.attention import narrow, widen
 from tests import strategies, tolerances
 
 TYPES = ("f32", "f16", "bf16")
-PAIRS = [(t, t) for t in TYPES] + [("f16", "f32"), ("bf16", "f16")]
+EVERY_TYPE = (*TYPES, "q8_0", "q4_0")
+PAIRS = [(t, t) for t in EVERY_TYPE] + [("f16", "f32"), ("bf16", "f16"), ("q8_0", "q4_0"), ("f16", "q8_0")]
 SHAPES = {  # query heads, key heads, head size, slots, window; the last position is far beyond the slots
     "E2B global": (8, 1, 512, 160, None),
     "E2B sliding": (8, 1, 256, 128, 97),
@@ -50,25 +51,26 @@ def test_against_float64(shape, types):
     """The reference widens the same stored numbers: what is left is float32 arithmetic."""
     rng = np.random.default_rng(1)
     for T in (1, 3, 30):
-        q, k, v, lanes, positions, window = call(rng, shape, types, T)
+        q, k, v, table, lanes, positions, window = call(rng, shape, types, T)
         case = {
-            "q": q, "k_cache": k, "v_cache": v, "seq_ids": lanes, "positions": positions, "window": window,
+            "q": q, "k_pages": k, "v_pages": v, "table": table,
+            "seq_ids": lanes, "positions": positions, "window": window,
         }  # fmt: skip
         want = refimpl.ops.attention(**{**case, "q": q.astype(np.float64)})
         tolerances.check("attention", case, (cpu.attention(**case),), (want,))
 
 
-@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "f16")])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("bf16", "f16"), ("q8_0", "q4_0")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_number_of_tokens_at_once(shape, types, n_threads):
     """1 to 40, in order, on 1 to 3 threads: the bytes of each token alone."""
     rng = np.random.default_rng(2)
     largest = min(40, SHAPES[shape][3] - (SHAPES[shape][4] or 0))
-    q, k, v, lanes, positions, window = call(rng, shape, types, largest)
-    alone = [cpu.attention(q[t:][:1], k, v, lanes[t:][:1], positions[t:][:1], window) for t in range(len(q))]
+    q, *kv, lanes, positions, window = call(rng, shape, types, largest)
+    alone = [cpu.attention(q[t:][:1], *kv, lanes[t:][:1], positions[t:][:1], window) for t in range(len(q))]
     for T in range(1, largest + 1):
         n_threads(1 + T % 3)
-        got = cpu.attention(q[-T:], k, v, lanes[-T:], positions[-T:], window)
+        got = cpu.attention(q[-T:], *kv, lanes[-T:], positions[-T:], window)
         assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
 
 
@@ -77,51 +79,51 @@ def test_any_number_of_tokens_that_see_ahead(shape, n_threads):
     """Images of 9 tokens, and some text: whoever is computed together, the same bytes; with ends of their
     own the same bytes as without; and a token that sees ahead reads what the one behind it sees too."""
     rng = np.random.default_rng(7)
-    q, k, v, lanes, positions, window = call(
+    q, *kv, lanes, positions, window = call(
         rng, shape, ("f16", "f16"), 30 if SHAPES[shape][4] is None else 24
     )
     ends = np.where(np.arange(len(q)) % 12 < 9, positions - np.arange(len(q)) % 12 + 8, positions)
     ends = np.minimum(ends, positions[-1]).astype(np.int32)
     alone = [
-        cpu.attention(q[t:][:1], k, v, lanes[t:][:1], positions[t:][:1], window, ends[t:][:1])
+        cpu.attention(q[t:][:1], *kv, lanes[t:][:1], positions[t:][:1], window, ends[t:][:1])
         for t in range(len(q))
     ]
     for T in range(1, len(q) + 1):
         n_threads(1 + T % 3)
-        got = cpu.attention(q[-T:], k, v, lanes[-T:], positions[-T:], window, ends[-T:])
+        got = cpu.attention(q[-T:], *kv, lanes[-T:], positions[-T:], window, ends[-T:])
         assert got.tobytes() == np.concatenate(alone[-T:]).tobytes(), T
-    own = cpu.attention(q, k, v, lanes, positions, window, positions.copy())
-    assert own.tobytes() == cpu.attention(q, k, v, lanes, positions, window).tobytes()
+    own = cpu.attention(q, *kv, lanes, positions, window, positions.copy())
+    assert own.tobytes() == cpu.attention(q, *kv, lanes, positions, window).tobytes()
     if window is None:
-        behind = cpu.attention(q, k, v, lanes, ends, window)
+        behind = cpu.attention(q, *kv, lanes, ends, window)
         assert got.tobytes() == behind.tobytes()
 
 
 def test_an_end_before_its_position_is_refused():
-    q, k, v, lanes, positions, window = call(np.random.default_rng(8), "one head", ("f32", "f32"), 2)
+    q, *kv, lanes, positions, window = call(np.random.default_rng(8), "one head", ("f32", "f32"), 2)
     for ends in (positions - 1, positions + 64):
         with pytest.raises(ValueError, match="slots"):
-            cpu.attention(q, k, v, lanes, positions, window, ends)
+            cpu.attention(q, *kv, lanes, positions, window, ends)
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", EVERY_TYPE)
 @pytest.mark.parametrize("n_seqs", [2, 5])
 @pytest.mark.parametrize("shape", ["E2B sliding", "26B global", "odd"])
 def test_sequences_side_by_side(shape, n_seqs, kv_type):
     rng = np.random.default_rng(3)
     for T in (n_seqs, 6 * n_seqs):
-        q, k, v, lanes, positions, window = call(rng, shape, (kv_type, kv_type), T, n_seqs=n_seqs)
-        got = cpu.attention(q, k, v, lanes, positions, window)
+        q, *kv, lanes, positions, window = call(rng, shape, (kv_type, kv_type), T, n_seqs=n_seqs)
+        got = cpu.attention(q, *kv, lanes, positions, window)
         for lane in range(n_seqs):
             rows = lanes == lane
-            alone = cpu.attention(q[rows], k, v, lanes[rows], positions[rows], window)
+            alone = cpu.attention(q[rows], *kv, lanes[rows], positions[rows], window)
             assert got[rows].tobytes() == alone.tobytes()
         order = rng.permutation(len(q))
-        shuffled = cpu.attention(q[order], k, v, lanes[order], positions[order], window)
+        shuffled = cpu.attention(q[order], *kv, lanes[order], positions[order], window)
         assert shuffled.tobytes() == got[order].tobytes()
 
 
-@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("kv_type", EVERY_TYPE)
 @pytest.mark.parametrize(
     "kind", ["huge scores", "equal", "zero", "denormal", "one key wins", "largest numbers"]
 )
@@ -152,14 +154,15 @@ def test_adversarial_numbers(kind, kv_type):
     got = cpu.attention(q, *caches, lanes, positions, None)
     alone = [cpu.attention(q[t:][:1], *caches, lanes[:1], positions[t:][:1], None) for t in range(T)]
     assert got.tobytes() == np.concatenate(alone).tobytes()
-    case = {"q": q, "k_cache": caches[0], "v_cache": caches[1]}
+    case = {"q": q, "k_pages": caches[0], "v_pages": caches[1]}
     want = refimpl.ops.attention(q.astype(np.float64), *caches, lanes, positions, None)
     tolerances.check("attention", case, (got,), (want,))
 
 
 @pytest.mark.parametrize("kv_type", TYPES)
 def test_an_infinite_value_stays_where_it_is_seen(kv_type):
-    """Position 70 holds infinity; rows before it must not take 0 * inf for a number, alone or together."""
+    """Position 70 holds infinity; rows before it, and those whose window has left it, must not take 0 * inf
+    for a number, alone or together."""
     rng = np.random.default_rng(5)
     k, v = (strategies.normal(rng, 1, 96, 2, 40) for _ in "kv")
     v[0, 70, 1, 3] = np.inf
@@ -167,11 +170,11 @@ def test_an_infinite_value_stays_where_it_is_seen(kv_type):
     q, lanes, positions = (
         strategies.normal(rng, 30, 6, 40),
         np.zeros(30, np.int32),
-        np.arange(50, 80, dtype=np.int32),
+        np.arange(60, 90, dtype=np.int32),
     )
     for window in (None, 15):
         got = cpu.attention(q, *caches, lanes, positions, window)
-        sees = (positions >= 70) & (positions < 85)
+        sees = (positions >= 70) & (positions < 70 + (window or 96))
         assert np.array_equal(~np.isfinite(got).all(axis=(1, 2)), sees)
         assert np.isfinite(got[:, :3]).all() and np.isfinite(np.delete(got, 3, axis=2)).all()
         alone = [cpu.attention(q[t:][:1], *caches, lanes[:1], positions[t:][:1], window) for t in range(30)]
@@ -191,15 +194,29 @@ def test_writing_rounds_to_nearest_even(kv_type):
     rng = np.random.default_rng(6)
     bits = rng.integers(0, 1 << 32, 4096 - len(SPECIAL), dtype=np.uint64).astype(np.uint32)
     x = np.concatenate([np.array(SPECIAL, np.float32), bits.view(np.float32)]).reshape(64, 1, 64)
-    k_cache, v_cache = (np.zeros(shape, KV_TYPES[kv_type]) for shape in shapes_of(1, 64, 1, 64))
-    cpu.write_kv(x, x, k_cache, v_cache, np.zeros(64, np.int32), np.arange(64, dtype=np.int32))
-    want = narrow(x, v_cache.dtype)[:, 0]
-    got_k = k_cache[0, 0].transpose(0, 2, 1).reshape(64, 64)
-    got_v = v_cache[0, 0].transpose(0, 2, 1, 3).reshape(64, 64)
+    k_pages, v_pages = (np.zeros(shape, KV_TYPES[kv_type]) for shape in shapes_of(1, 64, 1, 64))
+    cpu.write_kv(x, x, k_pages, v_pages, own_pages(1), np.zeros(64, np.int32), np.arange(64, dtype=np.int32))
+    want = narrow(x, v_pages.dtype)[:, 0]
+    got_k = k_pages[0, 0].transpose(0, 2, 1).reshape(64, 64)
+    got_v = v_pages[0, 0].transpose(0, 2, 1, 3).reshape(64, 64)
     for got in (got_k, got_v):
         is_nan = np.isnan(x[:, 0])
         assert np.array_equal(got.view(f"u{got.itemsize}")[~is_nan], want.view(f"u{got.itemsize}")[~is_nan])
         assert np.isnan(widen(got, np.float32)[is_nan]).all()
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_writing_into_several_sequences(kv_type):
+    """Each token into its own lane, in any order, and nothing beside it."""
+    rng, dtype = np.random.default_rng(9), KV_TYPES[kv_type]
+    mine, its = ([np.full(shape, 7, dtype) for shape in shapes_of(3, 64, 2, 33)] for _ in "ab")
+    lanes = np.array([2, 0, 1, 1, 2, 0, 2], np.int32)
+    positions = np.array([5, 70, 31, 32, 63, 0, 128], np.int32)
+    k, v = (strategies.normal(rng, 7, 2, 33) for _ in "kv")
+    cpu.write_kv(k, v, *mine, lanes, positions)
+    refimpl.ops.write_kv(k, v, *its, lanes, positions)
+    for got, want in zip(mine, its, strict=True):
+        assert got.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +227,7 @@ def test_writing_rounds_to_nearest_even(kv_type):
 def test_bfloat16_by_hand(value, bits):
     """1 + 2^-8 is a tie and goes to the even 1; 1 + 3 * 2^-8 goes up; the smallest denormal is 9.2e-41."""
     assert narrow(np.array([value], np.float32), np.dtype(np.uint16))[0] == bits
-    k_cache, v_cache = (np.zeros(shape, np.uint16) for shape in shapes_of(1, 32, 1, 1))
+    k_pages, v_pages = (np.zeros(shape, np.uint16) for shape in shapes_of(1, 32, 1, 1))
     x = np.full((1, 1, 1), value, np.float32)
-    cpu.write_kv(x, x, k_cache, v_cache, np.zeros(1, np.int32), np.full(1, 33, np.int32))
-    assert k_cache[0, 0, 0, 0, 1] == v_cache[0, 0, 0, 0, 1, 0] == bits
+    cpu.write_kv(x, x, k_pages, v_pages, own_pages(1), np.zeros(1, np.int32), np.full(1, 33, np.int32))
+    assert k_pages[0, 0, 0, 0, 1] == v_pages[0, 0, 0, 0, 1, 0] == bits

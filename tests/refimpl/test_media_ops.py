@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refimpl import ops
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import own_pages, shapes_of
 from tests.tolerances import FLOAT64
 
 RNG = np.random.default_rng(8)
@@ -18,7 +18,7 @@ def close(got, want, tolerance=FLOAT64):
 
 def caches(k, v):
     """The keys and values of one lane, as attention reads them."""
-    arrays = [np.zeros(shape) for shape in shapes_of(1, *k.shape)]
+    arrays = *(np.zeros(shape) for shape in shapes_of(1, *k.shape)), own_pages(1)
     ops.write_kv(k, v, *arrays, np.zeros(len(k), int), np.arange(len(k)))
     return arrays
 

@@ -11,7 +11,7 @@ import pytest
 
 from quant import QTensor
 from refimpl import ops
-from refimpl.kv_types import shapes_of
+from refimpl.kv_types import own_pages, shapes_of
 from tests import tolerances
 
 RNG = np.random.default_rng(7)
@@ -40,7 +40,7 @@ def cases(dtype):
 
     ids, pos, lanes = np.array([[0, 2], [1, 0]]), np.array([3, 4]), np.zeros(2, np.int32)
     cos, sin = ops.rope_table(pos, np.array([1.0, 0.1]))
-    cache = x(1, 1, 1, 4, 32), x(1, 1, 1, 1, 32, 32)
+    cache = x(1, 1, 1, 4, 32), x(1, 1, 1, 1, 32, 32), own_pages(1)
     return {
         "add": ops.add(x(2, 3), x(2, 3)),
         "add_bias": ops.add_bias(x(2, 3), np.ones(3, np.float32)),
@@ -152,7 +152,7 @@ def test_rope_keeps_lengths_and_sees_distances_only():
 
 
 def empty_cache(R, S, K, H, dtype=np.float64):
-    return tuple(np.full(shape, np.nan, dtype) for shape in shapes_of(R, S, K, H))
+    return *(np.full(shape, np.nan, dtype) for shape in shapes_of(R, S, K, H)), own_pages(R)
 
 
 def filled_cache(n, S, K=2, H=4, lanes=1):
@@ -210,7 +210,7 @@ def test_ring_holds_what_the_window_sees():
 
 def test_lanes_are_apart():
     k, v, caches = filled_cache(3, 32, lanes=3)
-    keys, values = caches
+    keys, values, _ = caches
     assert np.isnan(keys[:2]).all() and np.isnan(values[:2]).all()
     assert np.isnan(keys[2, ..., 3:]).all() and np.isnan(values[2, ..., 3:, :]).all()
     np.testing.assert_array_equal(keys[2, :, 0, :, :3], k.transpose(1, 2, 0))
@@ -220,7 +220,7 @@ def test_lanes_are_apart():
 
 def test_scores_are_not_scaled():
     """Known fault A15: two keys, q·k = 1 and 0: the weights are e/(e+1) and 1/(e+1), whatever H is."""
-    caches = np.zeros((1, 1, 1, 16, 32)), np.zeros((1, 1, 1, 1, 32, 32))
+    caches = np.zeros((1, 1, 1, 16, 32)), np.zeros((1, 1, 1, 1, 32, 32)), own_pages(1)
     caches[0][0, 0, 0, 0, 0] = caches[1][0, 0, 0, 0, 0, 0] = 1
     q = np.zeros((1, 1, 16))
     q[0, 0, 0] = 1
@@ -232,10 +232,11 @@ def test_a_row_does_not_feel_its_batch():
     n = 9
     *_, caches = filled_cache(n, 32)
     for dtype in (np.float32, np.float64):
-        q, (kc, vc) = RNG.standard_normal((n, 4, 4)).astype(dtype), (a.astype(dtype) for a in caches)
-        together = ops.attention(q, kc, vc, np.zeros(n, np.int32), np.arange(n), 5)
+        q, kv = RNG.standard_normal((n, 4, 4)).astype(dtype), [a.astype(dtype) for a in caches[:2]]
+        kv.append(caches[2])
+        together = ops.attention(q, *kv, np.zeros(n, np.int32), np.arange(n), 5)
         for t in range(n):
-            alone = ops.attention(q[t : t + 1], kc, vc, np.array([0]), np.array([t]), 5)
+            alone = ops.attention(q[t : t + 1], *kv, np.array([0]), np.array([t]), 5)
             np.testing.assert_array_equal(alone[0], together[t])
 
 

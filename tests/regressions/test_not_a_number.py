@@ -6,7 +6,7 @@ import pytest
 import fastpath.cpu
 import refimpl.ops
 from fastpath.backend import ops_for
-from fastpath.engine import Engine, NotFiniteError
+from fastpath.lanes import Lanes, NotFiniteError
 from fastpath.load import load_model
 from tests import strategies, tiny
 
@@ -22,7 +22,7 @@ def test_softcap_and_geglu_pass_it_on(n):
         assert np.array_equal(np.isnan(out), np.isnan(x))
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("n", [3, 30])
 @pytest.mark.parametrize("of", ["query", "key", "value"])
 def test_attention_passes_it_on_to_those_who_see_it(of, n, kv_type):
@@ -66,7 +66,7 @@ def test_the_fast_engine_names_the_first_place(tmp_path, tensor, place):
     at = bytes(data).index(load_model(path).file.tensors[tensor].data.tobytes())
     data[at : at + 4] = np.float32(np.nan).tobytes()
     path.write_bytes(data)
-    engine = Engine(load_model(path), ops_for("cpu"))
+    engine = Lanes(load_model(path), ops_for("cpu"))
     with pytest.raises(NotFiniteError, match=f"{place}: NaN or infinity at position 0"):
         engine.prefill(tiny.prompt("e2b")[:20])
 
@@ -79,6 +79,6 @@ def test_the_engine_looks_at_the_lane_that_broke(tmp_path):
     at = bytes(data).index(table.data[100].tobytes())
     data[at : at + 4] = np.float32(np.nan).tobytes()
     path.write_bytes(data)
-    engine = Engine(load_model(path), ops_for("cpu"), n_seqs=2)
+    engine = Lanes(load_model(path), ops_for("cpu"), n_seqs=2)
     with pytest.raises(NotFiniteError, match="inp_per_layer_selected: NaN or infinity at position 2"):
         engine.extend([(0, [2, 50, 51, 52, 53]), (1, [2, 60, 100, 61])])

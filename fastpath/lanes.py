@@ -1,15 +1,18 @@
-"""The engine: sequences that grow by chunks, on one cache, through one forward call.
+"""Lanes: sequences that grow by chunks, on one cache, through one forward call.  Who runs when: engine/.
 
 Its specification is one sentence: how a sequence is cut into calls, what it is batched with and how many
 threads run never changes a byte of its logits.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from fastpath.cache import KVCache, KVType, cache_bytes
+from fastpath import locks
+from fastpath.kv.cache import KVCache
+from fastpath.kv.geometry import PAGE, KVType, PageCounts
 from fastpath.model.text import forward
 from fastpath.replay import Replay
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch, plan_chunks
@@ -28,7 +31,7 @@ def default_chunk(config) -> int:
     return min(2048, max(2 * window, 1024))
 
 
-class Engine:
+class Lanes:
     """`n_seqs` lanes, each a sequence of tokens whose keys and values are in the cache.
 
     context_len  tokens a sequence may hold; None = what the model was made for
@@ -37,8 +40,11 @@ class Engine:
                  where that is more than `chunk`
     activations  "int8" | "float"
     dtype        of numbers; float64 makes the reference's table exact (no other table knows it)
-    kv_type      what keys and values are stored as: a name, or one for keys and one for values (cache.py);
+    kv_type      what keys and values are stored as: a name, or one for keys and one for values;
                  None: "f16", and "f64" for float64
+    page         positions of a page of the cache
+    n_pages      kind ("global", "sliding") -> pages of the cache, or a function of the geometry of `n_seqs`
+                 full sequences that says so; None: what these take
     replay       calls of few tokens run as recorded programs, where the op table can record: same bytes
     """
 
@@ -54,6 +60,8 @@ class Engine:
         activations: str = "int8",
         dtype=np.float32,
         kv_type: KVType | None = None,
+        page: int = PAGE,
+        n_pages: PageCounts | None = None,
         replay: bool = True,
     ):
         self.model, self.ops, self.activations = model, ops, activations
@@ -67,22 +75,21 @@ class Engine:
         self.whole_images = model.config.media_attention == "bidirectional"
         self._largest_call = max(self.chunk, min(largest_image, self.context_len) if self.whole_images else 0)
         self.kv_type = kv_type or ("f64" if np.dtype(dtype) == np.float64 else "f16")
-        self.cache = self._new_cache(n_seqs, dtype)
-        self._one_at_a_time = threading.RLock()  # threads may share an engine, each with lanes of its own
+        self._new_cache = partial(
+            KVCache,
+            model.config,
+            capacity=self.context_len,
+            chunk=self._largest_call,
+            dtype=dtype,
+            kv_type=self.kv_type,
+            page=page,
+        )
+        self.cache = self._new_cache(n_seqs, n_pages=n_pages)
+        self._one_at_a_time = locks.reentrant()  # threads may share these, each with lanes of its own
         self.tokens: list[list[int]] = [[] for _ in range(n_seqs)]
         self.soft: list[list[SoftTokens]] = [[] for _ in range(n_seqs)]
         recorder = getattr(ops, "program", None)
         self.replay = Replay(recorder, self._eagerly, self._state) if replay and recorder else None
-
-    def _new_cache(self, n_seqs: int, dtype) -> KVCache:
-        return KVCache(
-            self.model.config,
-            n_seqs,
-            self.context_len,
-            self._largest_call,
-            dtype=dtype,
-            kv_type=self.kv_type,
-        )
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
@@ -90,7 +97,7 @@ class Engine:
         if replay is None or not replay.takes(batch, self.model.config.vocab_size):
             return self._run(self.cache, batch, trace)
         self.cache.check(batch)
-        self.cache.reserve(int(batch.positions.max()) + 1)
+        self.cache.reserve(batch)
         with np.errstate(all="ignore"):
             return replay.logits(batch)
 
@@ -99,7 +106,7 @@ class Engine:
 
     def _state(self) -> tuple[tuple, tuple]:
         """(objects, values) whose arrays and numbers recorded programs hold."""
-        return (self.model, self.cache), (self.cache.n_growths, self.activations)
+        return (self.model, self.cache), (self.cache.depth, self.activations)
 
     def _run(self, cache: KVCache, batch: Batch, trace) -> np.ndarray:
         """Ops may meet NaN and infinity, and pass them on: `_check_finite` says what NumPy would warn of."""
@@ -157,13 +164,20 @@ class Engine:
         """
         held = self.length(lane)
         cuts = plan_chunks(held, held + n, chunk or self.chunk, soft, whole=self.whole_images)
+        self._check_largest(cuts)
+        return [(start - held, stop - held) for start, stop in cuts]
+
+    def check_cuts(self, n: int, soft: Sequence[SoftTokens] = ()) -> None:
+        """No image of a prompt of n tokens is larger than a call, or ValueError."""
+        self._check_largest(plan_chunks(0, n, self.chunk, soft, whole=self.whole_images))
+
+    def _check_largest(self, cuts: Sequence[tuple[int, int]]) -> None:
         largest = max((stop - start for start, stop in cuts), default=0)
         if largest > self._largest_call:
             raise ValueError(
-                f"an image of {largest} soft tokens, but this engine takes at most {self._largest_call} "
-                "tokens in one call. Make it with a larger chunk, or say largest_image"
+                f"an image of {largest} soft tokens, but these lanes take at most {self._largest_call} "
+                "tokens in one call. Make them with a larger chunk, or say largest_image"
             )
-        return [(start - held, stop - held) for start, stop in cuts]
 
     def prefill(
         self,
@@ -182,8 +196,6 @@ class Engine:
             raise ValueError("the prompt has no tokens. Give at least one.")
         self.check_room(len(ids), lane)
         cuts = self.plan(len(ids), lane=lane, soft=soft)
-        with self._one_at_a_time:
-            self.cache.reserve(len(self.tokens[lane]) + len(ids))
         for start, stop in cuts:
             wanted: LogitRows = "last" if stop == len(ids) else "none"
             logits = self.extend([(lane, ids[start:stop])], wanted, soft={lane: soft})
@@ -196,8 +208,44 @@ class Engine:
         return self.extend([(lane, [token_id])])[0]
 
     def reset(self, lane: int = 0) -> None:
-        """Forgets a lane's tokens. The cache needs no clearing: see KVCache."""
-        self.tokens[lane], self.soft[lane] = [], []
+        """Forgets a lane's tokens, and gives its pages back."""
+        with self._one_at_a_time:
+            self.tokens[lane], self.soft[lane] = [], []
+            self.cache.release(lane)
+
+    def truncate(self, n: int, lane: int = 0) -> None:
+        """Keeps a lane's first n tokens.
+
+        Raises:
+            ValueError: there are fewer, or the sliding window before n is gone
+        """
+        with self._one_at_a_time:
+            self._forget_unwritten(lane)
+            self.cache.truncate(lane, n)
+            self.tokens[lane] = self.tokens[lane][:n]
+            self.soft[lane] = [item for item in self.soft[lane] if item.start < n]
+
+    def adopt(
+        self,
+        ids: Sequence[int],
+        pages: Mapping[str, Iterable[tuple[int, int]]],
+        lane: int = 0,
+        soft: Sequence[SoftTokens] = (),
+    ) -> None:
+        """An empty lane starts with tokens whose keys are in these pages (KVCache.adopt).
+
+        soft  images and sounds, by their positions; those behind the ids are left out
+        """
+        with self._one_at_a_time:
+            self._forget_unwritten(lane)
+            self.cache.adopt(lane, len(ids), pages)
+            self.tokens[lane] = [int(i) for i in ids]
+            self.soft[lane] = [item for item in soft if item.start < len(ids)]
+
+    def _forget_unwritten(self, lane: int) -> None:
+        """A call that did not end leaves pages that were reserved for it."""
+        if self.cache.length(lane) > self.length(lane):
+            self.cache.truncate(lane, self.length(lane))
 
     def length(self, lane: int = 0) -> int:
         return len(self.tokens[lane])
@@ -208,37 +256,41 @@ class Engine:
 
     @property
     def cache_bytes(self) -> int:
-        return self.cache.nbytes
+        """Of the pages that were used so far."""
+        return self.cache.used_bytes
 
     @property
     def max_cache_bytes(self) -> int:
-        """What the cache will hold when a sequence fills the context."""
-        return cache_bytes(
-            self.model.config, self.cache.n_seqs, self.context_len, self._largest_call, self.kv_type
-        )
+        """Of all pages: what the cache may come to hold."""
+        return self.cache.nbytes
 
     def check_room(self, n: int, lane: int = 0) -> None:
         """n more tokens fit, or ValueError."""
         if n > self.room(lane):
-            held = f", of which {self.length(lane)} are taken" if self.tokens[lane] else ""
-            most = self.model.config.context_len
-            longer = f", or ask for a longer context (the model allows {most})"
-            raise ValueError(
-                f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
-                f"Shorten it{longer if self.context_len < most else ': the model was made for no more'}."
-            )
+            raise ValueError(self.too_long(n, self.length(lane)))
+
+    def too_long(self, n: int, n_held: int = 0) -> str:
+        """What is wrong with a prompt of n tokens after n_held others."""
+        held = f", of which {n_held} are taken" if n_held else ""
+        most = self.model.config.context_len
+        longer = f", or ask for a longer context (the model allows {most})"
+        return (
+            f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
+            f"Shorten it{longer if self.context_len < most else ': the model was made for no more'}."
+        )
 
     def _check_finite(self, logits: np.ndarray, lanes: np.ndarray) -> None:
-        """lanes i32[M]: whose row is whose. Maximum and minimum pass NaN on, cheaper than a look at each."""
-        if logits.size == 0 or (np.isfinite(logits.max()) and np.isfinite(logits.min())):
-            return
-        row = int(np.argmin(np.isfinite(logits).all(axis=1)))
-        raise NotFiniteError(self._first_not_finite(int(lanes[row])))
+        """lanes i32[M]: whose row is whose."""
+        for row in rows_not_finite(logits):
+            lane = int(lanes[row])
+            raise self.not_finite(self.tokens[lane], self.soft[lane])
 
-    def _first_not_finite(self, lane: int) -> str:
-        """Runs the lane's tokens once more, watched, and says where NaN or infinity first appears."""
-        fresh = self._new_cache(1, self.cache.dtype)
-        ids, soft = self.tokens[lane], self.soft[lane]
+    def not_finite(self, ids: Sequence[int], soft: Sequence[SoftTokens] = ()) -> NotFiniteError:
+        """Runs a sequence once more, watched: the error says where NaN or infinity first appears."""
+        return NotFiniteError(self._first_not_finite(ids, soft))
+
+    def _first_not_finite(self, ids: Sequence[int], soft: Sequence[SoftTokens]) -> str:
+        fresh = self._new_cache(1)
         step = min(self.chunk, WATCHED_TOKENS)
         for start, stop in plan_chunks(0, len(ids), step, soft, whole=self.whole_images):
             batch = make_batch([(0, start, ids[start:stop], "all")], {0: soft})
@@ -247,6 +299,13 @@ class Engine:
             except _FoundNotFinite as found:
                 return str(found)
         return "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"
+
+
+def rows_not_finite(logits: np.ndarray) -> list[int]:
+    """Rows with NaN or infinity. Maximum and minimum pass them on, cheaper than a look at each number."""
+    if logits.size == 0 or (math.isfinite(logits.max()) and math.isfinite(logits.min())):
+        return []
+    return np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
 
 
 class _FoundNotFinite(Exception):
