@@ -5,7 +5,7 @@
 
 Two launches:
 
-attention_part   grid pieces of 256 positions, counted from position 0; query heads, HEADS at a time; tokens
+attention_part   grid pieces of 256 positions, counted from position 0, from the first that is seen; query heads, HEADS at a time; tokens
                  block 4 warps
                  scores  a warp takes 32 positions; a lane reads 8 positions of a component at once, 16 bytes,
                          and keeps their sums over every eighth component; 8 lanes add up
@@ -21,14 +21,14 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16
+from numba import cuda, float32, int32
 
-from fastpath.cuda import device
-from fastpath.cuda.intrinsics import and32, as_f32, f16_to_f32, load_v4, pack_bf16, pack_f16, shl32, shr32
+from fastpath.cuda import device, kv_types
 from fastpath.cuda.kernel import Kernel
+from fastpath.cuda.kv_types import block_of
 from fastpath.cuda.warp import WHOLE_WARP
+from refimpl.kv_types import STEP
 
-STEP = 32  # positions, and components, that lie together
 PIECE = 256  # positions
 WARPS, HEADS = 4, 4
 THREADS = 32 * WARPS
@@ -37,91 +37,48 @@ QUERIES = HEADS * MAX_H
 SCORES = HEADS * PIECE
 SUMS = HEADS * 8
 LOWEST = -3.0e38
-KV_NAMES = {"float32": "f32", "float16": "f16", "uint16": "bf16"}
+SCRATCH = 1 << 28  # bytes for partial results; with more, tokens come in several launches
 
 
-def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None, *, depth, out=None):
-    """As the definition; `depth`, which the host knows, is more than any of `ends`."""
+def attention(q, k_pages, v_pages, table, seq_ids, positions, window, ends=None, *, out=None):
     T, N, H = q.shape
-    new, launch = device.current().empty, device.current().launch
-    out = new(q.shape, np.float32) if out is None else out
-    n_pieces = -(-depth // PIECE)
-    parts, peaks = new((T, N, n_pieces, H), np.float32), new((T, N, n_pieces, 2), np.float32)
-    pages = bits_of(k_pages), bits_of(v_pages), np.int32(k_pages.shape[1]), np.int32(k_pages.shape[2])
-    ends = positions if ends is None else ends
+    out = device.current().empty(q.shape, np.float32) if out is None else out
+    seq_ids, positions, table = (device.put(array, np.int32) for array in (seq_ids, positions, table))
+    n_pieces = _most_pieces(table.shape[1] * k_pages.shape[2] * STEP, window, ends is not None)
+    ends = positions if ends is None else device.put(ends, np.int32)
     window = np.int32(2**31 - 1 if window is None else window)
-    group = N // k_pages.shape[1]
-    in_group = -(-group // HEADS)
-    grid = n_pieces, k_pages.shape[1] * in_group, T
-    launch(
-        part_kernel(*kinds_of(k_pages, v_pages)),
-        grid,
-        THREADS,
-        q,
-        *pages,
-        table,
-        seq_ids,
-        positions,
-        ends,
-        window,
-        parts,
-        peaks,
-    )
-    launch(JOIN, (N, T), H, parts, peaks, positions, ends, window, out)
+    step = max(1, SCRATCH // (4 * N * n_pieces * (H + 2)))
+    for t in range(0, T, step):
+        rows = slice(t, t + step)
+        of_tokens = seq_ids[rows], positions[rows], ends[rows], window
+        _attend(q[rows], k_pages, v_pages, table, of_tokens, n_pieces, out[rows])
     return out
 
 
+def _most_pieces(held, window, has_ends):
+    """Pieces that the positions of any query touch; `held`: what the table's columns hold."""
+    if window is None:
+        return -(-held // PIECE)
+    return -(-(held if has_ends else min(held, window)) // PIECE) + 1
+
+
+def _attend(q, k_pages, v_pages, table, of_tokens, n_pieces, out):
+    T, N, H = q.shape
+    K = k_pages.shape[1]
+    new, launch = device.current().empty, device.current().launch
+    parts, peaks = new((T, N, n_pieces, H), np.float32), new((T, N, n_pieces, 2), np.float32)
+    pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), np.int32(K), np.int32(k_pages.shape[2])
+    grid = n_pieces, K * -(-N // K // HEADS), T
+    kernel = part_kernel(kv_types.name_of(k_pages), kv_types.name_of(v_pages))
+    launch(kernel, grid, THREADS, q, *pages, table, *of_tokens, parts, peaks)
+    launch(JOIN, (N, T), H, parts, peaks, *of_tokens[1:], out)
+
+
 def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
-    kernel = write_kernel(*kinds_of(k_pages, v_pages))
-    pages = bits_of(k_pages), bits_of(v_pages), np.int32(k_pages.shape[2])
+    kernel = write_kernel(kv_types.name_of(k_pages), kv_types.name_of(v_pages))
+    pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), np.int32(k_pages.shape[2])
+    seq_ids, positions, table = (device.put(array, np.int32) for array in (seq_ids, positions, table))
     device.current().launch(kernel, (k.shape[1], len(k)), THREADS, k, v, *pages, table, seq_ids, positions)
-
-
-def kinds_of(k_pages, v_pages):
-    return KV_NAMES[str(k_pages.dtype)], KV_NAMES[str(v_pages.dtype)]
-
-
-def bits_of(pages):
-    """Flat view for kernels: float32 words, or the halves of 16-bit types."""
-    flat = pages.reshape(-1)
-    return flat if pages.dtype == np.float32 else flat.view(np.uint16)
-
-
-# -- eight numbers of a cache, side by side
-
-
-@cuda.jit(device=True)
-def _load_f32(pages, at):
-    a, b = load_v4(pages, at), load_v4(pages, at + 4)
-    return (
-        as_f32(a[0]), as_f32(a[1]), as_f32(a[2]), as_f32(a[3]),
-        as_f32(b[0]), as_f32(b[1]), as_f32(b[2]), as_f32(b[3]),
-    )  # fmt: skip
-
-
-@cuda.jit(device=True)
-def _load_f16(pages, at):
-    a, b, c, d = load_v4(pages, at)
-    return (
-        f16_to_f32(a), f16_to_f32(shr32(a, 16)), f16_to_f32(b), f16_to_f32(shr32(b, 16)),
-        f16_to_f32(c), f16_to_f32(shr32(c, 16)), f16_to_f32(d), f16_to_f32(shr32(d, 16)),
-    )  # fmt: skip
-
-
-@cuda.jit(device=True)
-def _load_bf16(pages, at):
-    a, b, c, d = load_v4(pages, at)
-    upper = -65536  # 0xffff0000
-    return (
-        as_f32(shl32(a, 16)), as_f32(and32(a, upper)), as_f32(shl32(b, 16)), as_f32(and32(b, upper)),
-        as_f32(shl32(c, 16)), as_f32(and32(c, upper)), as_f32(shl32(d, 16)), as_f32(and32(d, upper)),
-    )  # fmt: skip
-
-
-@cuda.jit(device=True)
-def _page(table, lane, position, blocks):
-    """Number of the page of a position; a page has `blocks` blocks of 32 positions."""
-    return table[lane, position // (STEP * blocks) % table.shape[1]]
 
 
 @cuda.jit(device=True)
@@ -141,9 +98,9 @@ def _part(load_keys, load_values):
         t, head = cuda.blockIdx.z, cuda.blockIdx.y // in_group
         n0 = head * group + cuda.blockIdx.y % in_group * HEADS
         n_heads = min(HEADS, (head + 1) * group - n0)
-        start = cuda.blockIdx.x * PIECE
         first, last = max(0, positions[t] - window + 1), ends[t]
-        if start > last or start + PIECE <= first:
+        start = (first // PIECE + cuda.blockIdx.x) * PIECE
+        if start > last:
             return
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         sequence = seq_ids[t]
@@ -160,12 +117,12 @@ def _part(load_keys, load_values):
                 for h in range(HEADS):
                     scores[h * PIECE + step * STEP + lane] = float32(LOWEST)
                 continue
-            block = (int64(_page(table, sequence, p, blocks)) * K + head) * blocks + p // STEP % blocks
+            block = block_of(table, sequence, p, K, head, blocks)
             sums = cuda.local.array(SUMS, float32)
             for i in range(SUMS):
                 sums[i] = float32(0)
             for c in range(eighth, H, 8):
-                keys = load_keys(k_pages, (block * H + c) * STEP + eight)
+                keys = load_keys(k_pages, block, H, columns, c, eight)
                 for h in range(HEADS):
                     component = queries[h * H + c]
                     for i in range(8):
@@ -208,12 +165,8 @@ def _part(load_keys, load_values):
             for place in range(eighth, PIECE, 8):
                 p = start + place
                 if first <= p and p <= last:
-                    block = (
-                        int64(_page(table, sequence, p, blocks)) * K + head
-                    ) * blocks + p // STEP % blocks
-                    values = load_values(
-                        v_pages, ((block * columns + column) * STEP + p % STEP) * STEP + eight
-                    )
+                    block = block_of(table, sequence, p, K, head, blocks)
+                    values = load_values(v_pages, block, columns, column, p % STEP, eight)
                     for h in range(HEADS):
                         weight = scores[h * PIECE + place]
                         for i in range(8):
@@ -232,55 +185,45 @@ def _part(load_keys, load_values):
 
 
 def _join_kernel(parts, peaks, positions, ends, window, out):
-    t, n, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
-    start, stop = max(0, positions[t] - window + 1) // PIECE, ends[t] // PIECE + 1
+    t, head, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    n = ends[t] // PIECE - max(0, positions[t] - window + 1) // PIECE + 1
     peak = float32(LOWEST)
-    for i in range(start, stop):
-        peak = max(peak, peaks[t, n, i, 0])
+    for i in range(n):
+        peak = max(peak, peaks[t, head, i, 0])
     total, value = float32(0), float32(0)
-    for i in range(start, stop):
-        weight = math.exp(peaks[t, n, i, 0] - peak)
-        total += weight * peaks[t, n, i, 1]
-        value += weight * parts[t, n, i, c]
-    out[t, n, c] = value / total
+    for i in range(n):
+        weight = math.exp(peaks[t, head, i, 0] - peak)
+        total += weight * peaks[t, head, i, 1]
+        value += weight * parts[t, head, i, c]
+    out[t, head, c] = value / total
 
 
-def _write(narrow_k, narrow_v):
+def _write(store_key, store_value, keys_in_pairs):
     def kernel(k, v, k_pages, v_pages, blocks, table, seq_ids, positions):
-        t, head, K, H = cuda.blockIdx.y, cuda.blockIdx.x, k.shape[1], k.shape[2]
+        t, head, T, K, H = cuda.blockIdx.y, cuda.blockIdx.x, k.shape[0], k.shape[1], k.shape[2]
         p, columns = positions[t], (H + STEP - 1) // STEP
-        block = (int64(_page(table, seq_ids[t], p, blocks)) * K + head) * blocks + p // STEP % blocks
-        place = p % STEP
+        block, place = block_of(table, seq_ids[t], p, K, head, blocks), p % STEP
+        is_second, has_second = False, False
+        if keys_in_pairs:  # whoever writes a byte writes both of its positions, if both are new
+            if place >= 16:
+                is_second = t >= 16 and seq_ids[t - 16] == seq_ids[t] and positions[t - 16] == p - 16
+            else:
+                has_second = t + 16 < T and seq_ids[t + 16] == seq_ids[t] and positions[t + 16] == p + 16
         for c in range(cuda.threadIdx.x, columns * STEP, THREADS):
-            value = float32(0)
+            key, second, value = float32(0), float32(0), float32(0)
             if c < H:
-                k_pages[(block * H + c) * STEP + place] = narrow_k(k[t, head, c])
-                value = v[t, head, c]
-            v_pages[((block * columns + c // STEP) * STEP + place) * STEP + c % STEP] = narrow_v(value)
+                key, value = k[t, head, c], v[t, head, c]
+                if has_second:
+                    second = k[t + 16, head, c]
+            if not is_second:
+                store_key(key, second, has_second, k_pages, block, H, columns, c, place)
+            store_value(value, v_pages, block, columns, c, place)
 
     return kernel
 
 
-@cuda.jit(device=True)
-def _as_f32(x):
-    return x
-
-
-@cuda.jit(device=True)
-def _as_f16(x):
-    return uint16(and32(pack_f16(float32(0), x), 0xFFFF))
-
-
-@cuda.jit(device=True)
-def _as_bf16(x):
-    return uint16(and32(pack_bf16(float32(0), x), 0xFFFF))
-
-
-_LOADS = {"f32": _load_f32, "f16": _load_f16, "bf16": _load_bf16}
-_NARROW = {"f32": _as_f32, "f16": _as_f16, "bf16": _as_bf16}
-_BITS = {"f32": float32[::1], "f16": uint16[::1], "bf16": uint16[::1]}
 _I = int32[::1]
-_TABLE = int32[:, ::1]
+_TABLE = int32[:, :]  # perhaps the first columns of a wider one
 _HEADS = float32[:, :, ::1]
 _PARTS = float32[:, :, :, ::1]
 JOIN = Kernel(_join_kernel, (_PARTS, _PARTS, _I, _I, int32, _HEADS), ("MUFU.EX2",), name="attention_join")
@@ -290,19 +233,19 @@ JOIN = Kernel(_join_kernel, (_PARTS, _PARTS, _I, _I, int32, _HEADS), ("MUFU.EX2"
 def part_kernel(k_kind, v_kind):
     """Keys and values may have types of their own."""
     signature = (
-        _HEADS, _BITS[k_kind], _BITS[v_kind], int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
+        _HEADS, kv_types.BITS[k_kind], kv_types.BITS[v_kind], int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
     )  # fmt: skip
-    function = _part(_LOADS[k_kind], _LOADS[v_kind])
-    wants = ("LDG.E.128", "SHFL", "MUFU.EX2")
+    function = _part(kv_types.LOADS[k_kind][0], kv_types.LOADS[v_kind][1])
+    wants = ("LDG.E.64" if k_kind in kv_types.TILE_BYTES else "LDG.E.128", "SHFL", "MUFU.EX2")
     return Kernel(function, signature, wants, registers=128, name=f"attention_part_{k_kind}_{v_kind}")
 
 
 @cache
 def write_kernel(k_kind, v_kind):
-    signature = (_HEADS, _HEADS, _BITS[k_kind], _BITS[v_kind], int32, _TABLE, _I, _I)
-    function = _write(_NARROW[k_kind], _NARROW[v_kind])
+    signature = (_HEADS, _HEADS, kv_types.BITS[k_kind], kv_types.BITS[v_kind], int32, _TABLE, _I, _I)
+    function = _write(kv_types.STORES[k_kind][0], kv_types.STORES[v_kind][1], k_kind == "q4_0")
     return Kernel(function, signature, name=f"write_kv_{k_kind}_{v_kind}")
 
 
 # Other pairs of types are made when they are asked for.
-KERNELS = (JOIN, *(make(kind, kind) for kind in _LOADS for make in (part_kernel, write_kernel)))
+KERNELS = (JOIN, *(make(kind, kind) for kind in kv_types.LOADS for make in (part_kernel, write_kernel)))

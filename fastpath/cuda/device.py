@@ -1,13 +1,16 @@
 """Who runs the kernels: the GPU of this machine, or what a test puts in its place.
 
-A device has two methods:
+A device has three methods:
 
     empty(shape, dtype)                         an array of undefined numbers where kernels can use it
+    put(array, dtype)                           an array of the host, there
     launch(kernel, grid, threads, *arguments)   a fastpath.cuda.kernel.Kernel over a grid of blocks
 """
 
 import contextlib
 import functools
+
+import numpy as np
 
 _current = None
 
@@ -48,6 +51,11 @@ def use(device):
         _current = before
 
 
+def put(array, dtype):
+    """An array of the host where kernels can read it; what is there already stays where it is."""
+    return current().put(array, dtype)
+
+
 @functools.cache
 def _gpu():
     if reason := why_not():
@@ -65,6 +73,13 @@ class Gpu:
         from numba import cuda
 
         return cuda.device_array(shape, dtype)
+
+    def put(self, array, dtype):
+        from numba import cuda
+
+        if not isinstance(array, np.ndarray):
+            return array
+        return cuda.to_device(np.ascontiguousarray(array, dtype))
 
     def launch(self, kernel, grid, threads, *arguments):
         if kernel not in self._compiled:

@@ -7,6 +7,7 @@ from fastpath.cuda import (
     attention,
     elementwise,
     embedding,
+    kv_types,
     layout,
     linear,
     moe,
@@ -50,7 +51,7 @@ def calls():
         long = strategies.normal(rng, 3, C)
         found[f"linear_{name}"] = lambda w=matrix, a=long: linear.linear(a, w, "int8")
         found[f"embed_{name}"] = lambda w=matrix: embedding.embed(w, np.array([0, 5, 7], np.int32), 39.25)
-    for kind in ("f32", "f16", "bf16"):
+    for kind in kv_types.LOADS:
         found |= _attention(rng, kind)
     return found
 
@@ -58,24 +59,16 @@ def calls():
 def _attention(rng, kind):
     """Two lanes, 600 positions in a ring of pages of 64, heads of 256 in groups of 2."""
     k, v = strategies.normal(rng, 2, 640, 2, 256), strategies.normal(rng, 2, 640, 2, 256)
-    k_cache, v_cache = strategies.kv_caches(k, v, kind, kind)
-    k_pages, v_pages = (
-        np.ascontiguousarray(cache.reshape(2, 2, 10, 2, *cache.shape[3:]).swapaxes(1, 2)).reshape(
-            20, 2, 2, *cache.shape[3:]
-        )
-        for cache in (k_cache, v_cache)
-    )
-    table = np.arange(20, dtype=np.int32).reshape(2, 10)
+    *pages, table = strategies.kv_caches(k, v, kind, kind, 64)
     q = strategies.normal(rng, 2, 4, 256, scale=1 / 16)
     lanes, positions = np.array([0, 1], np.int32), np.array([599, 1000], np.int32)
-    pages = k_pages, v_pages, table
 
     def write():
-        written = k_pages.copy(), v_pages.copy()
+        written = pages[0].copy(), pages[1].copy()
         attention.write_kv(k[0, :2], v[0, :2], *written, table, lanes, positions)
         return written
 
     return {
-        f"attention_{kind}": lambda: attention.attention(q, *pages, lanes, positions, 512, depth=1001),
+        f"attention_{kind}": lambda: attention.attention(q, *pages, table, lanes, positions, 512),
         f"write_kv_{kind}": write,
     }

@@ -1,65 +1,41 @@
-"""Attention over pages against its definition over one array; bytes do not depend on pages or batch."""
+"""Attention over pages against its definition; bytes do not depend on pages or batch."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
 import refimpl.ops
-from fastpath.cuda import attention, device
-from refimpl.ops.attention import narrow, widen
+from fastpath.cuda import attention, device, kv_types
+from refimpl.ops.attention import _find, _load, _store, widen
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS
 
-EXAMPLES = {"ir": 12, "sm_80": 2, "sm_90": 4}
+EXAMPLES = {"ir": 25, "sm_80": 3, "sm_90": 5}
+MIXED = ("f16", "q8_0")
 
 
-def _in_pages(rng, cache, P):
-    """A cache [R, K, S/32, ...] cut into pages of P positions, in any order; what is nobody's is NaN."""
-    R, K, blocks = cache.shape[:3]
-    per_page = P // 32
-    E, spare = blocks // per_page, 3
-    pages = np.empty((R * E + spare, K, per_page, *cache.shape[3:]), cache.dtype)
-    pages[...] = 0x7FFF if cache.dtype == np.uint16 else np.nan
-    table = rng.permutation(R * E + spare)[: R * E].reshape(R, E).astype(np.int32)
-    for r in range(R):
-        for e in range(E):
-            pages[table[r, e]] = cache[r, :, e * per_page : (e + 1) * per_page]
-    return pages, table
-
-
-def _in_few_types(case):
+def _in_few_types(case, H):
     """The same case with few pairs of types, because each is a kernel: equal ones, and one that is mixed."""
-    types = tuple(str(case[name].dtype) for name in ("k_cache", "v_cache"))
-    if types != ("float16", "uint16"):
-        k_type = case["k_cache"].dtype
-        case["v_cache"] = narrow(widen(case["v_cache"], np.float32), k_type)
-    return case
-
-
-def _arguments(rng, case):
-    """The same case with its cache in pages; both caches have one table."""
-    blocks = case["k_cache"].shape[2]
-    P = 32 * int(rng.choice([n for n in range(1, blocks + 1) if blocks % n == 0]))
-    seed = int(rng.integers(0, 2**31))
-    k_pages, table = _in_pages(np.random.default_rng(seed), case["k_cache"], P)
-    v_pages, _ = _in_pages(np.random.default_rng(seed), case["v_cache"], P)
-    return {
-        "k_pages": k_pages, "v_pages": v_pages, "table": table,
-        "seq_ids": case["seq_ids"].astype(np.int32), "positions": case["positions"].astype(np.int32),
-    }  # fmt: skip
+    k_type, v_type = (kv_types.name_of(case[name]) for name in ("k_pages", "v_pages"))
+    if v_type == k_type or (k_type, v_type) == MIXED:
+        return case
+    table, v_pages = case["table"], case["v_pages"]
+    n_pages, K, blocks = v_pages.shape[:3]
+    pages = strategies.poisoned(n_pages, 32 * blocks, K, H, (k_type, k_type))[1]
+    for lane in range(len(table)):
+        found = _find(v_pages, table, lane, np.arange(32 * blocks * table.shape[1]))
+        _store(_load(v_pages, found, False, np.float32)[..., :H], pages, found, False)
+    return {**case, "v_pages": pages}
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_attention(executor):
     @settings(max_examples=EXAMPLES[executor])
-    @given(case=strategies.attention(), rng=strategies.generators())
-    def check(case, rng):
-        case = _in_few_types(case)
-        paged = _arguments(rng, case)
-        ends = case["ends"]
-        depth = int((paged["positions"] if ends is None else ends).max()) + 1
+    @given(case=strategies.attention())
+    def check(case):
+        case = _in_few_types(case, case["q"].shape[-1])
         with device.use(EXECUTORS[executor]):
-            got = attention.attention(case["q"], **paged, window=case["window"], ends=ends, depth=depth)
+            got = attention.attention(**case)
         want = refimpl.ops.attention(**{**case, "q": case["q"].astype(np.float64)})
         tolerances.check("attention", case, (got,), (want,))
 
@@ -68,26 +44,43 @@ def test_attention(executor):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_write_kv(executor):
+    """Bytes, those that nobody writes as well."""
+
     @settings(max_examples=EXAMPLES[executor])
     @given(case=strategies.write_kv(), rng=strategies.generators())
     def check(case, rng):
-        case = _in_few_types(case)
-        paged = _arguments(rng, case)
-        with device.use(EXECUTORS[executor]):
-            attention.write_kv(case["k"], case["v"], **paged)
-        refimpl.ops.write_kv(**case)
-        again = _arguments(np.random.default_rng(0), case)  # any order: compare through the tables
+        case = _in_few_types(case, case["k"].shape[-1])
+        x = case["k"]
+        for special in rng.choice([0, 1e-35, np.nan, np.inf, 65504, 1e6], 2):
+            x[tuple(rng.integers(0, n) for n in x.shape)] = special
+        got, want = ({**case, **{n: case[n].copy() for n in ("k_pages", "v_pages")}} for _ in range(2))
+        with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
+            attention.write_kv(**got)
+            refimpl.ops.write_kv(**want)
         for name in ("k_pages", "v_pages"):
-            got = [paged[name][page] for page in paged["table"].reshape(-1)]
-            want = [again[name][page] for page in again["table"].reshape(-1)]
-            np.testing.assert_array_equal(_flat(got), _flat(want))
+            np.testing.assert_array_equal(*(as_numbers(pages[name]) for pages in (got, want)))
 
     check()
 
 
-def _flat(pages):
-    """[R * E, K, P/32, ...] pages -> their blocks in the order of lanes and positions."""
-    return np.concatenate([np.moveaxis(page, 1, 0) for page in pages])
+def as_numbers(pages):
+    """Floats as they are, since one NaN is as good as another; everything else as bytes."""
+    return pages if pages.dtype == np.uint8 else widen(pages, np.float32)
+
+
+@pytest.mark.parametrize("kind", kv_types.LOADS)
+def test_positions_that_share_a_byte(kind):
+    """Two sequences side by side, 45 positions of each, from odd places: pairs are new, or one of them is."""
+    rng = np.random.default_rng(6)
+    pages = strategies.kv_caches(*strategies.normal(rng, 2, 2, 96, 2, 40), kind, kind, 32)
+    lanes, positions = np.repeat([0, 1], 45).astype(np.int32), np.r_[7:52, 23:68].astype(np.int32)
+    k, v = strategies.normal(rng, 2, 90, 2, 40)
+    got, want = ([array.copy() for array in pages] for _ in range(2))
+    with device.use(EXECUTORS["ir"]):
+        attention.write_kv(k, v, *got, lanes, positions)
+    refimpl.ops.write_kv(k, v, *want, lanes, positions)
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(as_numbers(ours), as_numbers(theirs))
 
 
 @pytest.mark.parametrize("heads", [(8, 2, 256), (16, 1, 512), (10, 2, 72)])
@@ -97,17 +90,33 @@ def test_real_heads_and_the_batch(heads):
     rng = np.random.default_rng(N)
     S, window = 320, 290
     k, v = strategies.normal(rng, 2, S, K, H), strategies.normal(rng, 2, S, K, H)
-    k_cache, v_cache = strategies.kv_caches(k, v, "bf16", "bf16")
     q = strategies.normal(rng, 3, N, H, scale=1 / np.sqrt(H))
-    case = {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache, "window": window, "ends": None,
+    names = ("k_pages", "v_pages", "table")
+    wide, narrow = (
+        dict(zip(names, strategies.kv_caches(k, v, "bf16", "bf16", page), strict=True)) for page in (160, 32)
+    )
+    tokens = {
         "seq_ids": np.array([0, 1, 0], np.int32), "positions": np.array([300, 650, 17], np.int32),
     }  # fmt: skip
-    wide, narrow = _arguments(rng, case), _arguments(rng, case)
     with device.use(EXECUTORS["ir"]):
-        got = attention.attention(q, **wide, window=window, depth=651)
-        rows = {name: narrow[name][1:2] for name in ("seq_ids", "positions")}
-        alone = attention.attention(q[1:2], **{**narrow, **rows}, window=window, depth=1024)
+        got = attention.attention(q, **wide, **tokens, window=window)
+        one = {name: array[1:2] for name, array in tokens.items()}
+        alone = attention.attention(q[1:2], **narrow, **one, window=window)
+    case = {"q": q, **wide, **tokens, "window": window}
     want = refimpl.ops.attention(**{**case, "q": q.astype(np.float64)})
     tolerances.check("attention", case, (got,), (want,))
     assert got[1].tobytes() == alone[0].tobytes()
+
+
+def test_first_columns_of_a_table_and_many_launches(monkeypatch):
+    """Bytes: whatever the table's width, and tokens in one launch or in several."""
+    rng = np.random.default_rng(9)
+    k, v = strategies.normal(rng, 2, 1, 640, 1, 48)
+    *pages, table = strategies.kv_caches(k, v, "f16", "f16", 64)
+    q = strategies.normal(rng, 5, 3, 48, scale=0.1)
+    tokens = np.zeros(5, np.int32), np.array([0, 255, 256, 300, 319], np.int32)
+    with device.use(EXECUTORS["ir"]):
+        whole = attention.attention(q, *pages, table, *tokens, None)
+        monkeypatch.setattr(attention, "SCRATCH", 4 * 3 * 2 * 50 * 2)
+        cut = attention.attention(q, *pages, table[:, :5], *tokens, None)
+    assert whole.tobytes() == cut.tobytes()

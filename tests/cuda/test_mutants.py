@@ -28,10 +28,10 @@ def _norms(module):
 
 
 def _attention(module):
-    k_cache, v_cache = strategies.kv_caches(*(strategies.normal(RNG, 1, 320, 1, 160) for _ in range(2)))
-    table, one = np.zeros((1, 1), np.int32), np.zeros(1, np.int32)
+    pages = strategies.kv_caches(*(strategies.normal(RNG, 1, 320, 1, 160) for _ in range(2)))
+    one = np.zeros(1, np.int32)
     q = strategies.normal(RNG, 1, 3, 160, scale=0.1)
-    module.attention(q, k_cache, v_cache, table, one, one + 300, None, depth=301)
+    module.attention(q, *pages, one, one + 300, None)
 
 
 def _argmax(module):

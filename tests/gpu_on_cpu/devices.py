@@ -20,6 +20,9 @@ class Executor:
         n_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         return np.full(n_bytes, 0xFF, np.uint8).view(dtype).reshape(shape)
 
+    def put(self, array, dtype):
+        return np.asarray(array, dtype)
+
     def launch(self, kernel, grid, threads, *arguments):
         self.launched[kernel.name] = self.launched.get(kernel.name, 0) + 1
         launching.run(self.image_of(kernel), grid, threads, arguments, schedules=self.schedules)

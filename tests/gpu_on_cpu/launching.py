@@ -89,7 +89,7 @@ class _Guarded:
 
     def words(self, kind, value):
         if isinstance(kind, types.Array):
-            copy = self._copy(value)
+            copy = self._copy(value, kind.layout)
             return [0, 0, copy.size, copy.itemsize, copy.ctypes.data, *copy.shape, *copy.strides]
         if isinstance(kind, types.BaseTuple):
             return [word for k, v in zip(kind, value, strict=True) for word in self.words(k, v)]
@@ -98,10 +98,12 @@ class _Guarded:
             return [int.from_bytes(struct.pack(code, value).ljust(8, b"\0"), "little")]
         return [int(value) & (2**64 - 1)]
 
-    def _copy(self, array):
-        if not array.flags.c_contiguous:
-            raise KernelError("an array argument is not C-contiguous")
+    def _copy(self, array, layout):
         key = array.ctypes.data, array.nbytes  # an array that is given twice is one array
+        if not array.flags.c_contiguous:
+            if layout != "A":
+                raise KernelError("an array argument is not C-contiguous")
+            key += array.strides
         if key not in self.copies:
             size, length = max(1, array.nbytes), ctypes.c_size_t()
             at = runtime.library().run_guarded(size, ctypes.byref(length))

@@ -44,6 +44,9 @@ class Profiler:
     def empty(self, shape, dtype):
         return np.zeros(shape, dtype)
 
+    def put(self, array, dtype):
+        return np.asarray(array, dtype)
+
     def launch(self, kernel, grid, threads, *arguments):
         image = ptx_executor.image(kernel.function, kernel.signature, self.architecture, log_accesses=True)
         log, library = np.zeros(self.capacity, ACCESS), runtime.library()
