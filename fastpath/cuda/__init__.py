@@ -1,9 +1,10 @@
 """The op table on an NVIDIA GPU: the reference's functions as numba-cuda kernels.
 
 Same names and parameters as refimpl.ops, and a keyword `out=`.  What is computed is defined there; the files
-here say how.  Not yet a backend: the table is being built, and this package imports nothing of CUDA by
-itself, so that it can say why there is no GPU where there is none.
+here say how.  This package imports nothing of CUDA by itself: without numba-cuda, or without a GPU, `why_not`
+says so, and everything else works.
 
+    ops.py         the op table
     device.py      which device runs the kernels, and why there is none
     kernel.py      a kernel: a plain Python function, its signature, what its machine code must have
     table.py       all kernels by name

@@ -24,6 +24,7 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from fastpath.cuda import device, kv_types
+from fastpath.cuda.attention_relative import attend_to_neighbours
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
 from fastpath.cuda.warp import WHOLE_WARP
@@ -79,6 +80,12 @@ def write_kv(k, v, k_pages, v_pages, table, seq_ids, positions):
     pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), np.int32(k_pages.shape[2])
     seq_ids, positions, table = (device.put(array, np.int32) for array in (seq_ids, positions, table))
     device.current().launch(kernel, (k.shape[1], len(k)), THREADS, k, v, *pages, table, seq_ids, positions)
+
+
+def relative_attention(q, k, v, relative, q_scale, k_scale, cap, *, out=None):
+    out = device.current().empty(q.shape, np.float32) if out is None else out
+    attend_to_neighbours(q, k, v, relative, q_scale, k_scale, cap, out)
+    return out
 
 
 @cuda.jit(device=True)

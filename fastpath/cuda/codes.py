@@ -5,17 +5,22 @@ Each function here makes device functions for a Coding; what a format does not h
 
 from functools import cache
 
+import numpy as np
 from numba import cuda, int32
 
 from fastpath.cuda.intrinsics import (
     and32,
+    as_f32,
     f16_to_f32,
     load_weights_v2,
     load_weights_v4,
+    mul32,
     or32,
+    permute_bytes,
     sar32,
     shl32,
     shr32,
+    xor32,
 )
 
 
@@ -23,8 +28,10 @@ from fastpath.cuda.intrinsics import (
 def codes_of(coding):
     """(low, high, step, lane) -> 8 words of 4 codes each: columns 0..3, 4..7, ... of the lane's 32.
 
-    Codes are unsigned bytes without the format's offset; those of Q8_0 are signed.
+    Codes are unsigned bytes without the format's offset; those of Q8_0 and of levels are signed.
     """
+    if coding.levels is not None:
+        return _levels_of(coding.levels)
     load_low, load_high = _LOW[coding.low_bits], _HIGH[coding.high_bits]
     shift = coding.low_bits
 
@@ -39,6 +46,29 @@ def codes_of(coding):
             or32(c, shl32(k, shift)), or32(d, shl32(l, shift)),
             or32(e, shl32(m, shift)), or32(f, shl32(n, shift)),
             or32(g, shl32(o, shift)), or32(h, shl32(p, shift)),
+        )  # fmt: skip
+
+    return load
+
+
+def _levels_of(levels):
+    """Codes of 4 bits that stand for signed bytes: a table of 16 bytes in 4 words, 8 of which `prmt` sees."""
+    a, b, c, d = (int(word) for word in np.array(levels, np.int8).view("<i4"))
+
+    @cuda.jit(device=True)
+    def looked_up(word):
+        choices = and32(word, 0x07070707)
+        choices = permute_bytes(or32(choices, shr32(choices, 4)), int32(0), 0x4420)  # four nibbles
+        lower, upper = permute_bytes(a, b, choices), permute_bytes(c, d, choices)
+        is_upper = mul32(and32(shr32(word, 3), 0x01010101), 255)  # whole bytes
+        return xor32(lower, and32(xor32(lower, upper), is_upper))
+
+    @cuda.jit(device=True)
+    def load(low, high, step, lane):
+        a, b, c, d, e, f, g, h = _low_4(low, step, lane)
+        return (
+            looked_up(a), looked_up(b), looked_up(c), looked_up(d),
+            looked_up(e), looked_up(f), looked_up(g), looked_up(h),
         )  # fmt: skip
 
     return load
@@ -110,6 +140,12 @@ def _scale(sub, step, lane):
 
 
 @cuda.jit(device=True)
+def _power(sub, step, lane):
+    d = as_f32(shl32(int32(sub[step * 32 + lane]), 16))
+    return d, d
+
+
+@cuda.jit(device=True)
 def _scale_and_minimum(sub, step, lane):
     at = step * 64 + lane
     return f16_to_f32(int32(sub[at])), f16_to_f32(int32(sub[at + 32]))
@@ -136,5 +172,5 @@ def _signed_bytes(sub, step, lane):
 
 
 _SCALES = {
-    "d": _scale, "d m": _scale_and_minimum, "8 sc mn": _bytes, "16 sc mn": _nibbles, "16 sc": _signed_bytes,
+    "d": _scale, "e": _power, "d m": _scale_and_minimum, "8 sc mn": _bytes, "16 sc mn": _nibbles, "16 sc": _signed_bytes,
 }  # fmt: skip

@@ -56,6 +56,14 @@ def put(array, dtype):
     return current().put(array, dtype)
 
 
+def fill(array, numbers):
+    """Numbers of the host into an array of the device."""
+    if isinstance(array, np.ndarray):
+        array[...] = numbers
+    else:
+        array.copy_to_device(np.ascontiguousarray(numbers, array.dtype))
+
+
 @functools.cache
 def _gpu():
     if reason := why_not():

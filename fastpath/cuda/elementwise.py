@@ -34,11 +34,16 @@ def scale(x, factor, *, out=None):
 
 
 def add_bias(x, bias, *, out=None):
-    return launch(ADD_BIAS, like(x, out), x.reshape(-1), bias)
+    return launch(ADD_BIAS, like(x, out), x.reshape(-1), _vector(bias))
 
 
 def standardize(x, mean, factor, *, out=None):
-    return launch(STANDARDIZE, like(x, out), x.reshape(-1), mean, factor)
+    return launch(STANDARDIZE, like(x, out), x.reshape(-1), _vector(mean), _vector(factor))
+
+
+def _vector(numbers):
+    """One number for all columns, or one for each."""
+    return device.put(np.atleast_1d(numbers) if np.isscalar(numbers) else numbers, np.float32)
 
 
 @cuda.jit(device=True)

@@ -1,6 +1,6 @@
 """Products with quantised matrices on CUDA.        definition: refimpl/ops/linear.py, integer.py
 
-grid       tiles of 4 weight rows; groups of 4 tokens
+grid       tiles of 4 weight rows; groups of 4 tokens, or slots of experts (grouping.py)
 block      8 warps.  A warp's step is 4 rows times 256 columns (layout.py), step w, w + 8, ... of the tile
 arithmetic dp4a: exact integer sums per block of the format, in any order.  Then the definition's chain of
            float32 roundings: blocks ascending, one fma after the other.  A lane has one row of one token
@@ -15,40 +15,57 @@ The result of a row does not depend on other rows, other tokens or the number of
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16
 
-from fastpath.cuda import device
+from fastpath.cuda import device, linear_float
 from fastpath.cuda.codes import codes_of, scales_of
+from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entries_of, entry_of, no_slots, slots_of
 from fastpath.cuda.intrinsics import add32, dp4a_s8, f16_to_f32, fma_rn, load_v2, load_v4, mul32
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, ROWS, SUB_BLOCKS
+from fastpath.cuda.layout import CODINGS, ROWS, SUB_BLOCKS, on_device
 from fastpath.cuda.quantize import round_activations
 from fastpath.cuda.warp import sum_of_8
 
-WARPS, TOKENS = 8, 4
+WARPS = 8
 THREADS = 32 * WARPS
 
 
 def linear(x, weight, activations, *, out=None):
-    """`weight` is a layout.DeviceMatrix; activations "int8"."""
-    if activations != "int8":
-        raise ValueError(f"activations: got {activations!r}, and on the device there is 'int8'. Choose that")
-    T, (M, C) = len(x), weight.shape
+    weight = on_device(weight)
+    T, M = len(x), weight.shape[0]
     out = device.current().empty((T, M), np.float32) if out is None else out
-    rounded = round_activations(x, 256 if weight.coding.is_256 else 32)
-    n_blocks = np.int32(C // (256 if weight.coding.is_256 else 32))
-    grid = weight.n_tiles, -(-T // TOKENS)
-    q = rounded.q.view(np.int32)
-    device.current().launch(
-        PRODUCTS[weight.format_name],
-        grid,
-        THREADS,
-        *weight.planes,
-        q,
-        rounded.scale,
-        rounded.sums,
-        n_blocks,
-        out,
-    )
+    _multiply(x, weight, activations, no_slots(), 0, out)
     return out
+
+
+def expert_linear(x, weight, expert_ids, activations, *, out=None):
+    weight = on_device(weight)
+    (T, A), (E, M, C) = expert_ids.shape, weight.shape
+    if E > MAX_EXPERTS:
+        raise ValueError(
+            f"{weight.name or 'expert_linear'}: {E} experts, and a block groups {MAX_EXPERTS}. "
+            "Raise MAX_EXPERTS in fastpath/cuda/grouping.py"
+        )
+    out = device.current().empty((T, A, M), np.float32) if out is None else out
+    slots = slots_of(device.put(expert_ids, np.int32), E)
+    share = A if len(x.shape) == 2 else 1
+    _multiply(x.reshape(-1, C), weight, activations, slots, share, out.reshape(-1, M))
+    return out
+
+
+def _multiply(x, weight, activations, slots, share, out):
+    """For slots and share see grouping.py."""
+    if activations not in ("int8", "float"):
+        raise ValueError(f"activations: got {activations!r}, expected 'int8' or 'float'. Choose one of them")
+    if activations == "float" or weight.coding.is_plain:
+        linear_float.multiply(x, weight, slots, share, out)
+        return
+    block_size = 256 if weight.coding.is_256 else 32
+    rounded = round_activations(x, block_size)
+    grid = weight.n_tiles, len(slots) if share else -(-len(x) // TOKENS)
+    activation = rounded.q.view(np.int32), rounded.scale, rounded.sums, np.int32(x.shape[1] // block_size)
+    kernel = PRODUCTS[weight.coding_name]
+    device.current().launch(
+        kernel, grid, THREADS, *weight.planes, *activation, slots, np.int32(share), out
+    )
 
 
 @cuda.jit(device=True)
@@ -87,16 +104,18 @@ def _product_32(coding):
     offset, has_minimum = coding.offset, coding.has_minimum
     shared_m = SHARED_32 if has_minimum else 1
 
-    def kernel(low, high, sub, block, q, scale, sums, n_blocks, out):
+    def kernel(low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
         dots, factors = cuda.shared.array(SHARED_32, float32), cuda.shared.array(SHARED_32, float32)
         totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
-        T, M = out.shape
+        M = out.shape[1]
+        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0])
+        if matrix < 0:
+            return
+        rows = (r0, r1, r2, r3)
         steps = q.shape[1] // 64
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         row, j = lane >> 3, lane & 7
-        t0 = cuda.blockIdx.y * TOKENS
-        n_tokens = min(TOKENS, T - t0)
-        base = int64(cuda.blockIdx.x) * steps
+        base = (int64(matrix) * cuda.gridDim.x + cuda.blockIdx.x) * steps
         acc = float32(0)
         half = 0
         codes = load_codes(low, high, base + min(warp, steps - 1), lane)
@@ -109,9 +128,9 @@ def _product_32(coding):
                 place = half + (warp * SUB_BLOCKS + j) * ROWS + row
                 for t in range(TOKENS):
                     if t < n_tokens:
-                        total = _dot(codes, q, t0 + t, step * 64 + j * 4)
-                        x_scale = scale[t0 + t, b]
-                        x0, x1 = load_v2(sums, (t0 + t) * sums.shape[1] + 2 * b)
+                        total = _dot(codes, q, rows[t], step * 64 + j * 4)
+                        x_scale = scale[rows[t], b]
+                        x0, x1 = load_v2(sums, rows[t] * sums.shape[1] + 2 * b)
                         of_x = add32(x0, x1)
                         if offset:
                             total = add32(total, mul32(of_x, int32(-offset)))
@@ -132,7 +151,7 @@ def _product_32(coding):
             codes = following
         m = cuda.blockIdx.x * ROWS + (lane & 3)
         if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
-            out[t0 + (lane >> 2), m] = acc
+            out[entry_of(slots, share, lane >> 2), m] = acc
 
     return kernel
 
@@ -149,16 +168,18 @@ def _product_256(coding):
     shared_m = SHARED_256 if has_minimum else 1
     planes = 2 if has_minimum else 1
 
-    def kernel(low, high, sub, block, q, scale, sums, n_blocks, out):
+    def kernel(low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
         dots, factors = cuda.shared.array(SHARED_256, float32), cuda.shared.array(SHARED_256, float32)
         totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
-        T, M = out.shape
+        M = out.shape[1]
+        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0])
+        if matrix < 0:
+            return
+        rows = (r0, r1, r2, r3)
         steps = q.shape[1] // 64
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         row, j = lane >> 3, lane & 7
-        t0 = cuda.blockIdx.y * TOKENS
-        n_tokens = min(TOKENS, T - t0)
-        base = int64(cuda.blockIdx.x) * steps
+        base = (int64(matrix) * cuda.gridDim.x + cuda.blockIdx.x) * steps
         acc = float32(0)
         half = 0
         codes = load_codes(low, high, base + min(warp, steps - 1), lane)
@@ -173,17 +194,17 @@ def _product_256(coding):
                 column = step * 16 + 2 * j
                 for t in range(TOKENS):
                     if t < n_tokens:
-                        x0, x1 = load_v2(sums, (t0 + t) * sums.shape[1] + column)
+                        x0, x1 = load_v2(sums, rows[t] * sums.shape[1] + column)
                         if is_16:
-                            dot0, dot1 = _dots_of_16(codes, q, t0 + t, step * 64 + j * 4)
+                            dot0, dot1 = _dots_of_16(codes, q, rows[t], step * 64 + j * 4)
                             if offset:
                                 dot0 = add32(dot0, mul32(x0, int32(-offset)))
                                 dot1 = add32(dot1, mul32(x1, int32(-offset)))
                             total = add32(mul32(sc0, dot0), mul32(sc1, dot1))
                         else:
-                            total = mul32(sc0, _dot(codes, q, t0 + t, step * 64 + j * 4))
+                            total = mul32(sc0, _dot(codes, q, rows[t], step * 64 + j * 4))
                         total = sum_of_8(total)
-                        x_scale = scale[t0 + t, step]
+                        x_scale = scale[rows[t], step]
                         if has_minimum:
                             of_minima = sum_of_8(add32(mul32(mn0, x0), mul32(mn1, x1)))
                         if j == 0:
@@ -205,7 +226,7 @@ def _product_256(coding):
             codes = following
         m = cuda.blockIdx.x * ROWS + (lane & 3)
         if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
-            out[t0 + (lane >> 2), m] = acc
+            out[entry_of(slots, share, lane >> 2), m] = acc
 
     return kernel
 
@@ -215,11 +236,11 @@ def _product(name, coding):
     half = uint16[::1]
     signature = (
         int32[::1], int32[::1], half, half,
-        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, float32[:, ::1],
+        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, int32[:, ::1], int32, float32[:, ::1],
     )  # fmt: skip
     load = "LDG.E.NA.64" if coding.low_bits == 2 else "LDG.E.NA.128"
     return Kernel(function, signature, ("IDP.4A", load, "FFMA"), registers=96, name=f"linear_{name.lower()}")
 
 
-PRODUCTS = {name: _product(name, coding) for name, coding in CODINGS.items()}
+PRODUCTS = {name: _product(name, coding) for name, coding in CODINGS.items() if not coding.is_plain}
 KERNELS = tuple(PRODUCTS.values())

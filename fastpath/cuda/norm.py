@@ -21,7 +21,8 @@ def rms_norm(x, weight, eps, *, out=None):
     D = x.shape[-1]
     rows = x.reshape(-1, D)
     is_weighted = weight is not None
-    arguments = rows, weight if is_weighted else rows.reshape(-1)[:1], np.int32(is_weighted), np.float32(eps)
+    weight = device.put(weight, np.float32) if is_weighted else rows.reshape(-1)[:1]
+    arguments = rows, weight, np.int32(is_weighted), np.float32(eps)
     device.current().launch(RMS_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
     return out
 
@@ -31,7 +32,9 @@ def layer_norm(x, weight, bias, eps, *, out=None):
     D = x.shape[-1]
     rows = x.reshape(-1, D)
     has_bias = bias is not None
-    arguments = rows, weight, bias if has_bias else weight, np.int32(has_bias), np.float32(eps)
+    weight = device.put(weight, np.float32)
+    bias = device.put(bias, np.float32) if has_bias else weight
+    arguments = rows, weight, bias, np.int32(has_bias), np.float32(eps)
     device.current().launch(LAYER_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
     return out
 

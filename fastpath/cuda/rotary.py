@@ -14,7 +14,19 @@ from fastpath.cuda.kernel import Kernel
 THREADS = 256
 
 
+def rope_table(positions, inv_freq, *, out=None):
+    """Computed by the host, in float64, which kernels do without: a few numbers per token."""
+    angles = np.asarray(positions, np.float64)[:, None] * inv_freq
+    table = np.cos(angles), np.sin(angles)
+    if out is None:
+        return tuple(device.put(part, np.float32) for part in table)
+    for part, to in zip(table, out, strict=True):
+        device.fill(to, part.astype(np.float32))
+    return out
+
+
 def rope(x, cos, sin, *, out=None):
+    cos, sin = (device.put(array, np.float32) for array in (cos, sin))
     out = device.current().empty(x.shape, np.float32) if out is None else out
     device.current().launch(ROPE, len(x), THREADS, x, cos, sin, out)
     return out

@@ -3,9 +3,13 @@
 from fastpath.cuda import (
     activation,
     attention,
+    attention_relative,
+    convolution,
     elementwise,
     embedding,
+    grouping,
     linear,
+    linear_float,
     moe,
     norm,
     quantize,
@@ -13,7 +17,10 @@ from fastpath.cuda import (
     sampling,
 )
 
-MODULES = (activation, attention, elementwise, embedding, linear, moe, norm, quantize, rotary, sampling)
+MODULES = (
+    activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
+    linear_float, moe, norm, quantize, rotary, sampling,
+)  # fmt: skip
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 
 assert len(KERNELS) == sum(len(module.KERNELS) for module in MODULES), "two kernels have one name"
