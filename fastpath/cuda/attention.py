@@ -5,7 +5,8 @@
 
 Two launches:
 
-attention_part   grid pieces of 256 positions, counted from position 0, from the first that is seen; query heads, HEADS at a time; tokens
+attention_part   grid pieces of 256 positions, counted from position 0, from the first that is seen; query
+                 heads, HEADS at a time; tokens
                  block 4 warps
                  scores  a warp takes 32 positions; a lane reads 8 positions of a component at once, 16 bytes,
                          and keeps their sums over every eighth component; 8 lanes add up
@@ -239,8 +240,9 @@ JOIN = Kernel(_join_kernel, (_PARTS, _PARTS, _I, _I, int32, _HEADS), ("MUFU.EX2"
 @cache
 def part_kernel(k_kind, v_kind):
     """Keys and values may have types of their own."""
+    pages = kv_types.BITS[k_kind], kv_types.BITS[v_kind]
     signature = (
-        _HEADS, kv_types.BITS[k_kind], kv_types.BITS[v_kind], int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
+        _HEADS, *pages, int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
     )  # fmt: skip
     function = _part(kv_types.LOADS[k_kind][0], kv_types.LOADS[v_kind][1])
     wants = ("LDG.E.64" if k_kind in kv_types.TILE_BYTES else "LDG.E.128", "SHFL", "MUFU.EX2")

@@ -172,5 +172,6 @@ def _signed_bytes(sub, step, lane):
 
 
 _SCALES = {
-    "d": _scale, "e": _power, "d m": _scale_and_minimum, "8 sc mn": _bytes, "16 sc mn": _nibbles, "16 sc": _signed_bytes,
+    "d": _scale, "e": _power, "d m": _scale_and_minimum,
+    "8 sc mn": _bytes, "16 sc mn": _nibbles, "16 sc": _signed_bytes,
 }  # fmt: skip

@@ -93,5 +93,6 @@ class Gpu:
         if kernel not in self._compiled:
             from numba import cuda
 
-            self._compiled[kernel] = cuda.jit(kernel.function)
+            options = {"launch_bounds": kernel.bounds} if kernel.bounds else {}
+            self._compiled[kernel] = cuda.jit(kernel.function, **options)
         self._compiled[kernel][grid, threads](*arguments)

@@ -1,7 +1,7 @@
 """Which tokens meet which expert, on the device: slots of one matrix and up to four rows.
 
-A slot is (expert, entry, entry, entry, entry); entry t * A + a is what token t asks of its expert number a; -1:
-none.  So an expert's weights are read once for four of its tokens, and no weights that nobody asked for.
+A slot is (expert, entry, entry, entry, entry); entry t * A + a is what token t asks of its expert number a;
+-1: none.  So an expert's weights are read once for four of its tokens, and no weights that nobody asked for.
 
 grid       one block, a thread per expert
 traffic    all choices, twice per warp

@@ -13,12 +13,14 @@ class Kernel:
     signature  Numba types of its arguments: the one signature it is ever compiled for
     wants      beginnings of SASS mnemonics without which the kernel is not the one that was meant
     registers  ceiling per thread
+    bounds     (threads of a block, blocks that should fit on a multiprocessor), if the assembler must be told
     """
 
     function: Callable
     signature: tuple
     wants: tuple[str, ...] = ()
     registers: int = 64
+    bounds: tuple[int, int] | None = None
     name: str = ""
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Types of keys and values on CUDA: eight neighbours read and widened, a position's numbers rounded and stored.
+"""Types of keys and values on CUDA: eight neighbours are widened, a position's numbers rounded and stored.
 
 definition: refimpl/kv_types.py, refimpl/kv_tiles.py
 
@@ -263,7 +263,7 @@ def _value_8(x, pages, block, columns, c, place):
 
 @cuda.jit(device=True)
 def _key_4(x, other, has_other, pages, block, H, columns, c, place):
-    """A byte holds two positions, 16 apart.  has_other: both are new, x is the first and `other` the second."""
+    """A byte holds two positions, 16 apart.  has_other: both are new, x and `other`."""
     tile = (block * columns + c // STEP) * BYTES_4
     at = tile + SCALES + c % STEP * 16 + (place & 15)
     scale, code = _quantize_4(x)

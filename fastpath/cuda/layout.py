@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastpath.cuda import device
-
 from quant import QTensor
 from quant.fp4 import LEVELS as LEVELS_FP4
 from quant.i_quantize import LEVELS as LEVELS_IQ4

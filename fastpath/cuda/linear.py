@@ -15,7 +15,7 @@ The result of a row does not depend on other rows, other tokens or the number of
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16
 
-from fastpath.cuda import device, linear_float
+from fastpath.cuda import device, linear_float, linear_many
 from fastpath.cuda.codes import codes_of, scales_of
 from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entries_of, entry_of, no_slots, slots_of
 from fastpath.cuda.intrinsics import add32, dp4a_s8, f16_to_f32, fma_rn, load_v2, load_v4, mul32
@@ -25,6 +25,7 @@ from fastpath.cuda.quantize import round_activations
 from fastpath.cuda.warp import sum_of_8
 
 WARPS = 8
+MANY = 17  # tokens from which tensor cores compute the same: fewer leave most of a tile empty
 THREADS = 32 * WARPS
 
 
@@ -60,12 +61,13 @@ def _multiply(x, weight, activations, slots, share, out):
         return
     block_size = 256 if weight.coding.is_256 else 32
     rounded = round_activations(x, block_size)
+    if not share and len(x) >= MANY:
+        linear_many.multiply(weight, rounded, out)
+        return
     grid = weight.n_tiles, len(slots) if share else -(-len(x) // TOKENS)
     activation = rounded.q.view(np.int32), rounded.scale, rounded.sums, np.int32(x.shape[1] // block_size)
     kernel = PRODUCTS[weight.coding_name]
-    device.current().launch(
-        kernel, grid, THREADS, *weight.planes, *activation, slots, np.int32(share), out
-    )
+    device.current().launch(kernel, grid, THREADS, *weight.planes, *activation, slots, np.int32(share), out)
 
 
 @cuda.jit(device=True)

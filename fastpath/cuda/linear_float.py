@@ -1,4 +1,4 @@
-"""Products of float32 activations with weights of any format on CUDA.        definition: refimpl/ops/linear.py
+"""Products of float32 activations with weights of any format on CUDA.     definition: refimpl/ops/linear.py
 
 grid       tiles of 4 weight rows; groups of 4 tokens, or slots of experts (grouping.py)
 block      8 warps.  A warp's step is 4 rows times 256 columns (layout.py), step w, w + 8, ... of the tile
@@ -14,7 +14,7 @@ import numpy as np
 from numba import cuda, float32, int32, int64, uint16
 
 from fastpath.cuda import device
-from fastpath.cuda.grouping import SLOT, TOKENS, entries_of, entry_of
+from fastpath.cuda.grouping import TOKENS, entries_of, entry_of
 from fastpath.cuda.intrinsics import as_f32, load_v4
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, COLUMNS, ROWS, padded_columns

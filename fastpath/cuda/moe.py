@@ -1,6 +1,4 @@
-"""Mixture of experts on CUDA: the choice of experts, and the sum of what they say.
-
-definition: refimpl/ops/moe.py
+"""Mixture of experts on CUDA: the choice, and the sum.        definition: refimpl/ops/moe.py
 
 route       a warp per token; a lane has every 32nd logit in registers.  A times the largest one left is
             chosen, by comparisons of logits: of equal ones the lower number

@@ -10,6 +10,7 @@ from fastpath.cuda import (
     grouping,
     linear,
     linear_float,
+    linear_many,
     moe,
     norm,
     quantize,
@@ -19,7 +20,7 @@ from fastpath.cuda import (
 
 MODULES = (
     activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
-    linear_float, moe, norm, quantize, rotary, sampling,
+    linear_float, linear_many, moe, norm, quantize, rotary, sampling,
 )  # fmt: skip
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 

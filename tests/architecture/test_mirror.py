@@ -1,6 +1,7 @@
 """The op tables are one table: same names, same parameters, same files."""
 
 import inspect
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ import refimpl.ops
 
 ROOT = Path(__file__).parents[2]
 FAST = {"cpu": fastpath.cpu}
+try:
+    import fastpath.cuda.ops
+except Exception as error:  # numba-cuda raises errors of its own
+    warnings.warn(f"the op table on CUDA is not looked at: {error}", stacklevel=1)
+else:
+    FAST["cuda"] = fastpath.cuda.ops
 
 
 @pytest.mark.parametrize("backend", FAST)

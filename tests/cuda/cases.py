@@ -19,6 +19,9 @@ from fastpath.cuda import (
 from quant import FORMATS
 from tests import strategies
 
+FLOAT = ("F32", "F16", "BF16", "Q4_0", "Q5_K")  # a way of reading each
+MANY = ("Q8_0", "Q4_1", "Q4_K", "Q6_K", "Q2_K")
+
 
 def calls():
     """{case: call}; each gives an array, or a tuple of arrays."""
@@ -49,8 +52,19 @@ def calls():
         C = 4352  # 17 steps: three turns of 8 warps, the last of them with one step
         matrix = layout.device_matrix(strategies.weights(rng, FORMATS[name], 8, C))
         long = strategies.normal(rng, 3, C)
-        found[f"linear_{name}"] = lambda w=matrix, a=long: linear.linear(a, w, "int8")
+        if name in FLOAT:
+            found[f"linear_float_{name}"] = lambda w=matrix, a=long: linear.linear(a, w, "float")
+        if not matrix.coding.is_plain:
+            found[f"linear_{name}"] = lambda w=matrix, a=long: linear.linear(a, w, "int8")
         found[f"embed_{name}"] = lambda w=matrix: embedding.embed(w, np.array([0, 5, 7], np.int32), 39.25)
+        if name in MANY:
+            many = np.tile(long, (6, 1))
+            found[f"linear_many_{name}"] = lambda w=matrix, a=many: linear.linear(a, w, "int8")
+    experts = layout.device_matrix(strategies.weights(rng, FORMATS["Q4_K"], 6, 8, 512))
+    chosen = rng.integers(0, 6, (5, 2)).astype(np.int32)
+    found["linear_experts"] = lambda: linear.expert_linear(
+        strategies.normal(np.random.default_rng(0), 5, 512), experts, chosen, "int8"
+    )
     for kind in kv_types.LOADS:
         found |= _attention(rng, kind)
     return found

@@ -4,13 +4,24 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.cuda import device, embedding, layout, linear, quantize
+from fastpath.cuda import device, embedding, layout, linear, ops, quantize
 from quant import FORMATS
 from refimpl.ops import integer
-from tests import strategies
+from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS
 
-BLOCKS = ("random", "finite")
+INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
+OTHER_WAYS = (
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q6_K",
+    "MXFP4",
+    "F32",
+    "F16",
+    "BF16",
+    "IQ2_XS",
+)  # the last has no layout
 
 
 def _weight(rng, fmt, M, C, blocks):
@@ -24,7 +35,7 @@ def _check_product(executor, x, weight):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", layout.CODINGS)
+@pytest.mark.parametrize("name", INTEGER)
 def test_products(name, executor):
     """Blocks that bytes can spell, and numbers; a row count that fills no tile, columns that fill no step."""
     fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
@@ -68,22 +79,66 @@ def test_rounded_activations(block_size, executor):
     )
 
 
-@pytest.mark.parametrize("name", layout.CODINGS)
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [
+        *(("ir", name) for name in INTEGER),
+        *(("sm_90", name) for name in ("Q8_0", "Q4_1", "Q4_K", "Q2_K")),
+        ("sm_80", "Q6_K"),
+    ],
+)
+def test_products_of_many_tokens(name, executor):
+    """On tensor cores: blocks that bytes can spell; rows, tokens and columns that fill no tile."""
+    fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
+    T, M, C = (
+        int(rng.integers(65, 75)),
+        int(rng.integers(33, 45)),
+        fmt.block_size * 3 * (1 if fmt.block_size == 256 else 7),
+    )
+    _check_product(executor, strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C))
+
+
+@pytest.mark.parametrize("op", ["linear", "expert_linear"])
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [*(("ir", name) for name in OTHER_WAYS), ("sm_90", "F16"), ("sm_90", "Q4_K"), ("sm_80", "Q5_1")],
+)
+def test_float_activations_and_experts(name, executor, op):
+    """Against the definition in float64, or in bits; experts of a token with one input, and with one each."""
+    fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
+    C = fmt.block_size * {1: 301, 32: 9, 256: 3}[fmt.block_size]
+    for activations in ("int8", "float"):
+        for shape in ((6, C),) if op == "linear" else ((6, C), (6, 3, C)):
+            case = {"x": strategies.normal(rng, *shape), "activations": activations}
+            if op == "linear":
+                case["weight"] = strategies.weights(rng, fmt, 7, C)
+            else:
+                case["weight"] = strategies.weights(rng, fmt, 5, 9, C).take_rows(1, 8)
+                case["expert_ids"] = rng.integers(0, 5, (6, 3)).astype(np.int32)
+            with device.use(EXECUTORS[executor]):
+                got = getattr(ops, op)(**case)
+            exact = case if tolerances.is_exact(op, case) else {**case, "x": case["x"].astype(np.float64)}
+            tolerances.check(op, case, (got,), (getattr(refimpl.ops, op)(**exact),))
+
+
+@pytest.mark.parametrize("name", INTEGER)
 def test_a_row_does_not_feel_its_batch(name):
-    """Bytes: of a token among others and alone, of a weight row in another tile."""
+    """Bytes: of a token alone, among others, among many on tensor cores; of a weight row in another tile."""
     fmt, rng = FORMATS[name], np.random.default_rng(1)
     weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 7, 768)
     with device.use(EXECUTORS["ir"]):
         whole = linear.linear(x, layout.device_matrix(weight), "int8")
         alone = linear.linear(x[5:6], layout.device_matrix(weight.take_rows(3, 10)), "int8")
-    assert whole[5, 3:10].tobytes() == alone.tobytes()
+        many = linear.linear(np.concatenate([x, x, x]), layout.device_matrix(weight), "int8")
+    assert whole[5, 3:10].tobytes() == alone.tobytes() == many[19, 3:10].tobytes()
 
 
 @pytest.mark.parametrize("executor", ["ir", "sm_90"])
 @pytest.mark.parametrize("name", layout.CODINGS)
 def test_rows_of_a_table(name, executor):
     fmt, rng = FORMATS[name], np.random.default_rng(2)
-    table = strategies.random_blocks(rng, fmt, 9, fmt.block_size * (5 if fmt.block_size == 256 else 37))
+    make = strategies.weights if fmt.block_size == 1 else strategies.random_blocks
+    table = make(rng, fmt, 9, fmt.block_size * {1: 301, 32: 37, 256: 5}[fmt.block_size])
     ids = np.array([8, 0, 3, 3, 6], np.int32)
     with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
         got = embedding.embed(layout.device_matrix(table), ids, 39.25)
@@ -92,20 +147,18 @@ def test_rows_of_a_table(name, executor):
 
 @pytest.mark.parametrize("name", layout.CODINGS)
 def test_bytes_of_the_layout(name):
-    """Those of the file, and 4 more per block where 6-bit scales become bytes."""
+    """Those of the file, and some more per block where 6-bit scales become bytes, or 8-bit powers 16 bits."""
     fmt = FORMATS[name]
-    weight = strategies.random_blocks(np.random.default_rng(0), fmt, 8, 1024)
-    more = 8 * 4 * (4 if name in ("Q3_K", "Q4_K", "Q5_K") else 0)
-    with np.errstate(all="ignore"):
-        made = layout.device_matrix(weight)
+    weight = strategies.weights(np.random.default_rng(0), fmt, 8, 1024)
+    n_blocks = 8 * 1024 // fmt.block_size
+    more = n_blocks * {"Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 10, "MXFP4": 1}.get(name, 0)
+    made = layout.device_matrix(weight)
     unused = sum(plane.nbytes for plane in made.planes if plane.size == 1)
     assert made.nbytes - unused == weight.nbytes + more
 
 
-def test_what_has_no_layout_says_so():
+def test_what_is_no_matrix():
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"blk\.0: F16 has no layout"):
-        weight = strategies.weights(rng, FORMATS["F16"], 2, 32)
+    with pytest.raises(ValueError, match=r"blk\.0: shape \[32\], expected a matrix"):
+        weight = strategies.weights(rng, FORMATS["Q8_0"], 32)
         layout.device_matrix(type(weight)(weight.format, weight.shape, weight.data, "blk.0"))
-    with pytest.raises(ValueError, match="no matrix"):
-        layout.device_matrix(strategies.weights(rng, FORMATS["Q8_0"], 2, 2, 32))

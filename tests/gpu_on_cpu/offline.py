@@ -34,9 +34,12 @@ if not _has_nvrtc():
 
 
 @functools.cache
-def to_ptx(function, signature, architecture=ARCHITECTURES[-1]):
-    """PTX text of a kernel."""
-    return cuda.compile(function, signature, cc=architecture, output="ptx", device=False, abi="numba")[0]
+def to_ptx(function, signature, architecture=ARCHITECTURES[-1], bounds=None):
+    """PTX text of a kernel; bounds: kernel.Kernel."""
+    options = {"launch_bounds": bounds} if bounds else {}
+    return cuda.compile(
+        function, signature, cc=architecture, output="ptx", device=False, abi="numba", **options
+    )[0]
 
 
 def to_nvvm_ir(function, signature, architecture=ARCHITECTURES[-1]):

@@ -36,7 +36,7 @@ def tool(name):
 
 def code(kernel, architecture):
     """Assemble a kernel for an architecture such as (9, 0)."""
-    ptx = offline.to_ptx(kernel.function, kernel.signature, architecture)
+    ptx = offline.to_ptx(kernel.function, kernel.signature, architecture, kernel.bounds)
     with tempfile.TemporaryDirectory() as folder:
         text, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         text.write_text(ptx)
