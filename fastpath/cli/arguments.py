@@ -135,9 +135,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--backend",
-        choices=["cpu", "ref"],
+        choices=["cpu", "cuda", "ref"],
         default="cpu",
-        help="cpu: compiled kernels; ref: the NumPy definitions under the same composition",
+        help="cpu: compiled kernels; cuda: a GPU's; ref: the NumPy definitions under the same composition",
     )
     group.add_argument(
         "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per core)"

@@ -22,6 +22,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
         "--sequences", type=whole(1), metavar="M", default=1, help="and for M sequences at once (default: 1)"
     )
     parser.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens per call")
+    parser.add_argument("--device", action="store_true", help="which GPU there is, or why there is none")
     add_mmproj(parser)
     add_kv_type(parser)
 
@@ -30,6 +31,8 @@ def run_inspect(args: argparse.Namespace) -> int:
     from fastpath.load import load_model
     from refimpl.media_tensors import is_projector, load_media
 
+    if args.device:
+        _print_device()
     path = model_path(args.path if args.path_option is None else args.path_option)
     if args.mmproj is None and is_projector(path):
         _print_media(load_media(path))
@@ -53,6 +56,13 @@ def run_inspect(args: argparse.Namespace) -> int:
         print()
         _print_media(media)
     return 0
+
+
+def _print_device() -> None:
+    from fastpath.cuda import device
+
+    reason = device.missing()
+    print(f"device   {device.describe() if reason is None else f'no GPU: {reason}'}")
 
 
 def _print_model(model) -> None:

@@ -41,6 +41,10 @@ def _parts(parts: Parts, generation) -> str:
 
 
 def _kernels(args, n_compiled: int) -> str:
+    if args.backend == "cuda":
+        from fastpath.cuda import device
+
+        return device.describe()
     if args.backend != "cpu":
         return "the reference's definitions, in NumPy"
     from fastpath.cpu import machine

@@ -33,6 +33,16 @@ def _line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def missing():
+    """One line: why kernels cannot run at all; None where there is a GPU, or something in its place."""
+    return None if _current is not None else why_not()
+
+
+def describe():
+    """The name of the device in use."""
+    return current().name
+
+
 def current():
     """The device in use; RuntimeError where there is none."""
     if _current is not None:
@@ -56,6 +66,11 @@ def put(array, dtype):
     return current().put(array, dtype)
 
 
+def get(array):
+    """An array of the device as one of the host."""
+    return array if isinstance(array, np.ndarray) else array.copy_to_host()
+
+
 def fill(array, numbers):
     """Numbers of the host into an array of the device."""
     if isinstance(array, np.ndarray):
@@ -75,7 +90,10 @@ class Gpu:
     """The GPU through numba-cuda.  Kernels are compiled when they are launched first."""
 
     def __init__(self):
+        from numba import cuda
+
         self._compiled = {}
+        self.name = str(cuda.get_current_device().name)
 
     def empty(self, shape, dtype):
         from numba import cuda

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from fastpath.cli.__main__ import main
+
 HIDE = """
 import sys
 class Hidden:
@@ -39,3 +41,19 @@ def _has_device():
     from fastpath.cuda import why_not
 
     return why_not() is None
+
+
+@pytest.mark.parametrize("words", [["--backend", "cuda", "--prompt", "hello"], ["device-check"]])
+def test_commands_say_why_there_is_no_gpu(words, capsys):
+    if _has_device():
+        pytest.skip("this machine has a CUDA device")
+    assert main(words) == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said and ("no CUDA device" in said or "numba-cuda does not import" in said)
+
+
+def test_inspect_says_why_there_is_no_gpu(capsys):
+    if _has_device():
+        pytest.skip("this machine has a CUDA device")
+    assert main(["inspect", "--device"]) == 0
+    assert capsys.readouterr().out.startswith("device   no GPU: ")

@@ -11,6 +11,8 @@ class Executor:
     schedules  thread orders under which every launch is repeated, and must give the same bytes
     """
 
+    name = "an executor on the CPU"
+
     def __init__(self, image_of, schedules=launching.SCHEDULES):
         self.image_of, self.schedules = image_of, schedules
         self.launched = {}  # kernel name: number of launches
