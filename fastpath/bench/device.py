@@ -7,13 +7,14 @@ import time
 
 import numpy as np
 
-import refimpl.ops
+from fastpath.backend import ops_for
 from fastpath.cuda import device, layout, ops
 from quant import FORMATS, QTensor
 from refimpl.kv_types import dtypes_of, own_pages, shapes_of
 
 # Of a result's largest number.  float32 sums of a few hundred products lose 1e-6 of it; a wrong term, all.
 LIMIT = 1e-5
+DEFINITIONS = ops_for("ref")
 T = 18  # tokens: more than linear.MANY, so that products go both ways
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -68,7 +69,7 @@ def _attention(rng, kv_type):
     table = own_pages(2)
     for lane in range(2):
         k, v = _normal(rng, 2, S, K, H)
-        refimpl.ops.write_kv(k, v, *pages, table, np.full(S, lane), np.arange(S))
+        DEFINITIONS.write_kv(k, v, *pages, table, np.full(S, lane), np.arange(S))
     q, lanes = _normal(rng, T, 4 * K, H) / np.float32(16), np.arange(T, dtype=np.int32) % 2
     return q, *pages, table, lanes, rng.integers(0, S, T).astype(np.int32), 200
 
@@ -76,7 +77,7 @@ def _attention(rng, kv_type):
 def _one(op, case, arguments):
     start = time.perf_counter()
     with np.errstate(all="ignore"):
-        want = _tuple(getattr(refimpl.ops, op)(*arguments))
+        want = _tuple(getattr(DEFINITIONS, op)(*arguments))
         try:
             here = (_on_device(argument) for argument in arguments)
             got = _tuple(getattr(ops, op)(*here))
