@@ -237,7 +237,9 @@ class Translation:
             )
         registers = ptx_text.members(operands[0])
         n_bytes = width(kind) // 8 * len(registers)
-        loads = [self.write(r, kind, f"(({C_TYPE[kind]} *)at)[{i}]") for i, r in enumerate(registers)]
+        # a signed number fills its register, which may be wider
+        wide = "s64" if kind.startswith("s") else kind
+        loads = [self.write(r, wide, f"(({C_TYPE[kind]} *)at)[{i}]") for i, r in enumerate(registers)]
         address = self.address(operands[1], space == "shared")
         log = self._access(text, space, n_bytes, "at")
         return f"uint64_t at = aligned({address}, {n_bytes}); {log}{' '.join(loads)}"
