@@ -264,19 +264,21 @@ class Lanes:
         """Of all pages: what the cache may come to hold."""
         return self.cache.nbytes
 
-    def check_room(self, n: int, lane: int = 0) -> None:
-        """n more tokens fit, or ValueError."""
+    def check_room(self, n: int, lane: int = 0, *, advice: str | None = None) -> None:
+        """n more tokens fit, or ValueError. advice: how the prompt gets shorter."""
         if n > self.room(lane):
-            raise ValueError(self.too_long(n, self.length(lane)))
+            raise ValueError(self.too_long(n, self.length(lane), advice))
 
-    def too_long(self, n: int, n_held: int = 0) -> str:
-        """What is wrong with a prompt of n tokens after n_held others."""
+    def too_long(self, n: int, n_held: int = 0, advice: str | None = None) -> str:
+        """What is wrong with a prompt of n tokens after n_held others. advice: how it gets shorter."""
         held = f", of which {n_held} are taken" if n_held else ""
         most = self.model.config.context_len
-        longer = f", or ask for a longer context (the model allows {most})"
+        longer = ": the model was made for no more"
+        if self.context_len < most:
+            longer = f", or ask for a longer context (the model allows {most})"
         return (
             f"the prompt has {n} tokens, the context holds {self.context_len}{held}. "
-            f"Shorten it{longer if self.context_len < most else ': the model was made for no more'}."
+            f"{advice or 'Shorten it'}{longer}."
         )
 
     def _check_finite(self, logits: np.ndarray, lanes: np.ndarray) -> None:

@@ -3,9 +3,9 @@
 import mmap
 from pathlib import Path
 
+from fastpath.control_groups import groups, lines
+
 _MEMINFO = Path("/proc/meminfo")
-_OWN_GROUP = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
 _OWN_SIZES = Path("/proc/self/statm")
 
 
@@ -14,7 +14,7 @@ def available_bytes() -> int | None:
 
     Pages of files that could be dropped count as available: Linux drops them when somebody needs the memory.
     """
-    limits = [_of_machine(), *map(_of_group, _groups())]
+    limits = [_of_machine(), *map(_of_group, groups())]
     known = [limit for limit in limits if limit is not None]
     return min(known, default=None)
 
@@ -40,25 +40,16 @@ def _address_limit() -> int | None:
 
 
 def _address_space() -> int | None:
-    first = "".join(_lines(_OWN_SIZES)).split()
+    first = "".join(lines(_OWN_SIZES)).split()
     return int(first[0]) * mmap.PAGESIZE if first else None
 
 
 def _of_machine() -> int | None:
-    for line in _lines(_MEMINFO):
+    for line in lines(_MEMINFO):
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     return None
-
-
-def _groups() -> list[Path]:
-    """The process's control group and those around it, of version 2."""
-    for line in _lines(_OWN_GROUP):
-        if line.startswith("0::/"):
-            path = _GROUPS / line.removeprefix("0::/")
-            return [path, *(parent for parent in path.parents if _GROUPS in (parent, *parent.parents))]
-    return []
 
 
 def _of_group(group: Path) -> int | None:
@@ -66,7 +57,7 @@ def _of_group(group: Path) -> int | None:
     limit, used = (_number(group / name) for name in ("memory.max", "memory.current"))
     if limit is None or used is None:
         return None
-    for line in _lines(group / "memory.stat"):
+    for line in lines(group / "memory.stat"):
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "active_file"):
             used -= int(value)
@@ -74,12 +65,5 @@ def _of_group(group: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    text = "".join(_lines(path)).strip()
+    text = "".join(lines(path)).strip()
     return int(text) if text.isdigit() else None  # "max": no limit
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

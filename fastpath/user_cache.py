@@ -56,7 +56,7 @@ def usable(place: Path, is_named: bool) -> bool:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         if hasattr(os, "getuid") and not is_named:
             status = place.stat()
-            if status.st_uid != os.getuid() or status.st_mode & 0o002:
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
                 return False
         tempfile.TemporaryFile(dir=place).close()
         return True

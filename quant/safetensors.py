@@ -46,6 +46,9 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         ValueError: one line with file, place, what was found, what was expected, what to do
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise ValueError(f"{path}: is {what}, expected a safetensors file. Check the path")
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from refimpl.frontend.terminal import visible
 from refimpl.generate import generate, load
 
 
@@ -44,7 +45,7 @@ def main():
             print(stream.push(token_id), end="", flush=True)
         print(stream.flush())
     except (ValueError, OSError) as fault:
-        print(f"refimpl: {fault}", file=sys.stderr)
+        print(visible(f"refimpl: {fault}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print()
@@ -60,11 +61,13 @@ def _prompt_with_media(model, args):
             f"{args.model}: images, sounds and videos need the model's encoders, expected --mmproj FILE. "
             "They are published beside the model as mmproj-...gguf"
         )
+    if args.raw:
+        raise ValueError("--raw has no template, so it has no place for files. Leave one out")
     media = load_media(args.mmproj)
     media.check(model.config, args.model)
     encoded = [encode(media, kind, file, budget=args.image_tokens) for kind, file in args.media]
     for note in (*media.notes, *(note for item in encoded for note in item.notes)):
-        print(f"refimpl: {note}", file=sys.stderr)
+        print(visible(f"refimpl: {note}"), file=sys.stderr)
     return prompt(model, args.prompt, encoded, thinking=args.think)
 
 

@@ -184,11 +184,10 @@ def load_media(path: str | os.PathLike[str]) -> Media:
 
 def is_projector(path: str | os.PathLike[str]) -> bool:
     """Whether a file says that it holds encoders and no text model; files that do not open are none."""
+    head = _head(Path(path))
+    if head[:4] != b"GGUF":
+        return looks_like_safetensors(head)
     try:
-        with open(path, "rb") as stream:
-            head = stream.read(9)
-        if head[:4] != b"GGUF":
-            return looks_like_safetensors(head)
         return open_gguf(path).metadata.get("general.architecture") == "clip"
     except (OSError, ValueError):
         return False
@@ -205,12 +204,19 @@ class _Source:
     notes: tuple[str, ...] = ()
 
 
-def _open(path: Path) -> _Source:
+def _head(path: Path) -> bytes:
+    """The first nine bytes of a file, or none: the reader says what is wrong. A pipe may have no writer."""
     try:
-        with open(path, "rb") as stream:
-            head = stream.read(9)
+        if path.is_file():
+            with open(path, "rb") as stream:
+                return stream.read(9)
     except OSError:
-        head = b""  # the reader below says what is wrong with the path
+        pass
+    return b""
+
+
+def _open(path: Path) -> _Source:
+    head = _head(path)
     if path.suffix == ".safetensors" or (head[:4] != b"GGUF" and looks_like_safetensors(head)):
         return _from_checkpoint(path)
     file = open_gguf(path)

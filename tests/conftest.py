@@ -1,6 +1,7 @@
 """Hypothesis profiles: `HYPOTHESIS_PROFILE=nightly pytest ...` (default ci)."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -18,4 +19,7 @@ settings.register_profile(
     suppress_health_check=_SLOW_IS_FINE,
 )
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=_SLOW_IS_FINE)
+# A shell that starts the suite in the background has Ctrl+C ignored, also in the processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

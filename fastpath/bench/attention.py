@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastpath.bench import rates
+from fastpath.backend import ops_for
+from fastpath.bench import parity, rates
 from fastpath.kv.arrays import zeros
 from fastpath.kv.geometry import PAGE, KVType, pages_of
 from refimpl.kv_types import dtypes_of, shapes_of
@@ -66,22 +67,29 @@ def attention_rates(
 ) -> list[AttentionRate]:
     """Decode of `batches` sequences in one call, and a prefill, for each shape: the best of `seconds`."""
     read = rates.PlainRead([np.ones(FAR // 8)])
-    read_peak = max(read.bytes_per_s() for _ in range(3))
+    read_peak = read.best()
     fma_peak = rates.fma_ops_per_s()
     results = []
     for name in shapes:
         layer = _Layer(*SHAPES[name], kv_type, page)
         for batch in batches:
             what = f"{name}, {batch} at depth {depth}"
-            results.append(_rate(what, *layer.decode(depth, batch, seconds), read_peak, fma_peak))
+            results.append(_rate(what, layer.decode(depth, batch, seconds), read_peak, fma_peak))
         if prompt:
             results.append(
-                _rate(f"{name}, prompt {prompt}", *layer.prefill(prompt, seconds), read_peak, fma_peak)
+                _rate(f"{name}, prompt {prompt}", layer.prefill(prompt, seconds), read_peak, fma_peak)
             )
     return results
 
 
-def _rate(what, elapsed, n_bytes, n_ops, read_peak, fma_peak) -> AttentionRate:
+def check(kv_type: KVType = "f16", shapes: Iterable[str] = tuple(SHAPES)) -> None:
+    """ParityError if attention of one of them is not what it is defined to be."""
+    layers = sorted({(SHAPES[name][2], SHAPES[name][3] is not None) for name in shapes})
+    parity.check_attention(ops_for("cpu"), layers, kv_type)
+
+
+def _rate(what, figures, read_peak, fma_peak) -> AttentionRate:
+    elapsed, n_bytes, n_ops = figures
     speed, ops = n_bytes / elapsed, n_ops / elapsed
     return AttentionRate(what, elapsed, speed / 1e9, ops / 1e9, speed / read_peak, ops / fma_peak)
 
@@ -116,7 +124,7 @@ class _Layer:
     def _seen(self, position):
         return position + 1 if self.window is None else min(self.window, position + 1)
 
-    def decode(self, depth, batch, seconds):
+    def decode(self, depth: int, batch: int, seconds: float) -> tuple[float, int, int]:
         """(s, bytes, operations) of one call of `batch` sequences."""
         from fastpath.cpu import attention
         from fastpath.cpu.program import record
@@ -140,7 +148,7 @@ class _Layer:
         n_bytes = seen * (k[0].nbytes + v[0].nbytes) // self.page
         return best, n_bytes, 4 * seen * self.n_heads * self.head_dim
 
-    def prefill(self, prompt, seconds):
+    def prefill(self, prompt: int, seconds: float) -> tuple[float, int, int]:
         """(s, bytes, operations) of one call of `prompt` tokens."""
         from fastpath.cpu import attention
 
@@ -173,6 +181,10 @@ def main() -> None:
         threads.set_num_threads(args.threads)
     types = args.kv_type.split(",")
     kv_type = types[0] if len(types) == 1 else (types[0], types[1])
+    try:
+        check(kv_type, args.shapes)
+    except parity.ParityError as error:
+        parser.exit(2, f"{error}\n")
     print(f"{machine.describe()}, {args.kv_type}, pages of {args.page}")
     options = {"depth": args.depth, "prompt": args.prompt, "batches": args.batch, "page": args.page}
     for rate in attention_rates(kv_type, args.shapes, **options):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastpath.backend import ops_for
-from fastpath.bench import rates, report
+from fastpath.bench import parity, rates, report
 from fastpath.bench.table import markdown
 from fastpath.model.audio import encode_audio
 from fastpath.model.vision import encode_image
@@ -107,10 +107,12 @@ def tests(media: Media, n_tokens: list[int], seconds: list[float]) -> list[Encod
 def run(
     path: Path, n_tokens: list[int], seconds: list[float], repetitions: int, *, profile: bool = False
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows, and the same as text."""
+    """Rows, and the same as text; ParityError where a kernel is wrong."""
     from fastpath.cpu import machine, threads
 
     media, ops = load_media(path), ops_for("cpu")
+    vision, audio = media.need_vision() if n_tokens else None, media.need_audio() if seconds else None
+    n_cases = parity.check_encoders(ops, vision, audio)
     rows, parts, peak = [], [], rates.fma_ops_per_s()
     for test in tests(media, n_tokens, seconds):
         counted = Counted(ops)
@@ -128,11 +130,14 @@ def run(
             "n_tokens": test.n_tokens, "samples_ns": samples, "median_ns": median,
             "tokens_per_s": 1e9 * test.n_tokens / median, "n_ops": n_ops,
             "peak_gflops": peak / 1e9, "peak_percent": 100 * n_ops / median * 1e9 / peak,
+            "parity_cases": n_cases,
         })  # fmt: skip
         if profile:
             parts.append(f"\n\n{test.name}, by op\n\n{_by_op(counted)}")
     head = f"machine  {report.cpu_name()}; kernels {machine.describe()}; fma {peak / 1e9:.0f} GFLOP/s\n"
-    head += f"encoders {path.name}, {path.stat().st_size / 1e6:.1f} MB\n\n"
+    head += (
+        f"encoders {path.name}, {path.stat().st_size / 1e6:.1f} MB; parity of {n_cases} cases is green\n\n"
+    )
     return rows, head + _table(rows) + "".join(parts)
 
 

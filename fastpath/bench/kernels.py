@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastpath.backend import ops_for
+from fastpath.bench import parity
 from fastpath.bench.rates import PlainRead
 from fastpath.cpu import linear, threads
 from fastpath.cpu.arena import Arena
@@ -24,6 +26,7 @@ MATRIX = 1 << 22  # bytes: of this size are many matrices of a small model
 COLUMNS = (1536, 2560, 6144, 12288)  # of the matrices of E2B to 31B
 PATTERN_ROWS = 64  # random ones, repeated through the memory
 REPETITIONS = 5
+FORMAT_NAMES = (*SEGMENTS, "F16", "BF16", "F32")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class KernelRate:
 
 
 def kernel_rates(
-    formats: Iterable[str] = (*SEGMENTS, "F16", "BF16", "F32"),
+    formats: Iterable[str] = FORMAT_NAMES,
     columns: Iterable[int] = (2560,),
     rows: Iterable[int] = (1, 2, 4),
     *,
@@ -64,6 +67,11 @@ def kernel_rates(
             weights = _weights(arena, name, n_cols, matrix_bytes)
             for n_rows in rows:
                 yield KernelRate(name, n_cols, n_rows, *_measured(weights, n_rows, read))
+
+
+def check(formats: Iterable[str] = FORMAT_NAMES, columns: Iterable[int] = (2560,)) -> None:
+    """ParityError if a product of one of them is not what it is defined to be."""
+    parity.check_products(ops_for("cpu"), tuple(formats), tuple(columns))
 
 
 def _weights(arena: np.ndarray, name: str, n_cols: int, matrix_bytes: int) -> list[PackedTensor]:
@@ -104,7 +112,7 @@ def _measured(weights: list[PackedTensor], n_rows: int, read: PlainRead) -> tupl
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fastpath.bench.kernels", description=__doc__)
-    parser.add_argument("--formats", default=",".join((*SEGMENTS, "F16", "BF16", "F32")), metavar="NAME,...")
+    parser.add_argument("--formats", default=",".join(FORMAT_NAMES), metavar="NAME,...")
     parser.add_argument("--columns", default="2560", metavar="N,...", help=f"such as {COLUMNS}")
     parser.add_argument("--rows", default="1,2,4", metavar="N,...")
     parser.add_argument("--matrix-kb", type=int, default=MATRIX >> 10, metavar="N")
@@ -112,7 +120,12 @@ def main() -> None:
     args = parser.parse_args()
     threads.set_num_threads(args.threads)
     columns, rows = ([int(n) for n in text.split(",")] for text in (args.columns, args.rows))
-    for rate in kernel_rates(args.formats.split(","), columns, rows, matrix_bytes=args.matrix_kb << 10):
+    formats = args.formats.split(",")
+    try:
+        check(formats, columns)
+    except parity.ParityError as error:
+        parser.exit(2, f"{error}\n")
+    for rate in kernel_rates(formats, columns, rows, matrix_bytes=args.matrix_kb << 10):
         print(rate, flush=True)
 
 

@@ -57,10 +57,6 @@ class Result:
     def samples_ts(self) -> list[float]:
         return [1e9 * self.test.n_tokens / ns for ns in self.samples_ns]
 
-    @property
-    def best_ns(self) -> int:
-        return min(self.samples_ns)
-
 
 def workloads(prompts: list[int], gens: list[int], depths: list[int], n_seqs: list[int]) -> list[Workload]:
     """Every combination, as llama-bench makes them: prompts, then generations, for each depth."""

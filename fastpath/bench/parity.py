@@ -1,12 +1,14 @@
 """A quick look at the kernels in use: does each still compute what it is defined to?
 
-Every format and row length of the model's matrices with one, a few and many rows, and every other op, on
-random numbers, against the reference's op table. `bench` prints no figure when one is wrong: a fast wrong
-kernel is no news. The test suite looks at the same with many more shapes; this takes a second.
+Every format and row length of the model's matrices with one, a few and many rows, those of its tables, and
+every other op, on random numbers, against the reference's op table; for `--kernels` one product of each
+format and the attention of both kinds of layers, for encoders their matrices and their ops. `bench` prints
+no figure when one is wrong: a fast wrong kernel is no news. The test suite looks at the same with many more
+shapes; this takes a second.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,6 +31,9 @@ REPLAY_STEPS = 3  # the first is recorded
 REPORT = "Run the tests (make test), and say on which processor this was."
 
 
+Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
+
+
 class ParityError(ValueError):
     """A kernel is wrong."""
 
@@ -39,8 +44,33 @@ def check(model, ops, kv_type: KVType, *, activations: str = "int8") -> int:
     kv_type  what the cache stores keys and values as
     """
     reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(_cases(model, ops, reference, rng, kv_type, activations))
+
+
+def check_products(ops, formats: Iterable[str], columns: Iterable[int]) -> int:
+    """The same for packed matrices of these formats and row lengths, which no model names."""
+    reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(
+        (f"linear, {fmt}, {C} columns", partial(_linear, ops, reference, rng, fmt, C, True, "int8"))
+        for fmt in formats
+        for C in columns
+    )
+
+
+def check_attention(ops, layers: Iterable[tuple[int, bool]], kv_type: KVType) -> int:
+    """The same for attention; layers: head size, and whether there is a window."""
+    return _all_green(_attention_cases(ops, ops_for("ref"), np.random.default_rng(0), layers, kv_type))
+
+
+def check_encoders(ops, vision, audio, *, activations: str = "int8") -> int:
+    """The same for encoders: (configuration, weights) of each, or None for one that is not measured."""
+    reference, rng = ops_for("ref"), np.random.default_rng(0)
+    return _all_green(_encoder_cases(ops, reference, rng, vision, audio, activations))
+
+
+def _all_green(cases: Iterable[Case]) -> int:
     n = 0
-    for what, wrong in _cases(model, ops, reference, rng, kv_type, activations):
+    for what, wrong in cases:
         n += 1
         if fault := wrong():
             raise ParityError(
@@ -80,9 +110,6 @@ def _extended(engine, steps) -> np.ndarray:
     return np.concatenate(logits)
 
 
-Case = tuple[str, Callable[[], str]]  # what it is; "" or what is wrong with it
-
-
 def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
     for fmt, C, is_packed in _formats(model, experts=False):
         yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, is_packed, activations)
@@ -90,11 +117,46 @@ def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
         what = f"expert_linear, {fmt}, {C} columns"
         yield what, partial(_experts, ops, ref, rng, fmt, C, is_packed, activations)
     heads = {(layer.head_dim, layer.window is not None) for layer in model.config.layers}
-    for H, is_windowed in sorted(heads):
+    yield from _attention_cases(ops, ref, rng, sorted(heads), kv_type)
+    for table in _tables(model):
+        what = f"embed, {table.format.name}, {table.row_len} columns"
+        yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
+    for name, case in _small_cases(rng).items():
+        yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
+
+
+def _attention_cases(ops, ref, rng, layers, kv_type) -> Iterator[Case]:
+    for H, is_windowed in layers:
         kind, types = "sliding" if is_windowed else "global", "/".join(names_of(kv_type))
         what = f"attention, heads of {H}, {kind}, {types}"
         yield what, partial(_attention, ops, ref, rng, H, is_windowed, kv_type)
-    for name, case in _small_cases(rng).items():
+
+
+def _encoder_cases(ops, ref, rng, vision, audio, activations) -> Iterator[Case]:
+    from fastpath.bench.rates import matrices_of
+
+    measured = [encoder for encoder in (vision, audio) if encoder is not None]
+    matrices = [m for _, weights in measured for m in matrices_of(weights) if m.ndim == 2]
+    for fmt, C in sorted({(m.format.name, m.row_len) for m in matrices}):
+        yield f"linear, {fmt}, {C} columns", partial(_linear, ops, ref, rng, fmt, C, False, activations)
+    cases = _small_cases(rng, of_experts=False)
+    if vision is not None:
+        cases |= _vision_cases(rng)
+        config, weights = vision
+        if config.kind == "gemma4v":  # the other kind has no layers
+            H = config.head_dim
+            yield f"attention, heads of {H}, both ways", partial(_attention_both_ways, ops, ref, rng, H)
+        table = weights.position_embd
+        what = f"embed, {table.format.name}, {table.row_len} columns"
+        yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
+    if audio is not None and audio[0].kind == "gemma4a":
+        config, weights = audio
+        cases |= _audio_cases(rng, config.dim // config.n_heads)
+        for kernel in weights.convs:
+            M, C = kernel.shape[:2]
+            case = {"x": _normal(rng, 9, 16, C), "weight": _normal(rng, M, C, 3, 3)}
+            yield f"conv2d, {C} to {M} channels", partial(_against, ops.conv2d, ref.conv2d, case)
+    for name, case in cases.items():
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
 
 
@@ -104,6 +166,18 @@ def _formats(model, *, experts: bool) -> list[tuple[str, int, bool]]:
 
     wanted = (t for t in product_weights(model.weights) if (len(t.shape) == 3) == experts)
     return sorted({(t.format.name, t.row_len, not isinstance(t, QTensor)) for t in wanted})
+
+
+def _tables(model) -> list[QTensor]:
+    """The tables that rows are looked up in, one of each format and row length."""
+    w = model.weights
+    tables = [t for t in (w.token_embd, w.per_layer_token_embd) if t is not None]
+    return list({(t.format.name, t.row_len): t for t in tables}.values())
+
+
+def _embed(ops, ref, rng, fmt, C) -> str:
+    table, ids = _weight(rng, fmt, M, C), np.array([M - 1, 0, 7], np.int32)
+    return _difference(ops.embed(table, ids, 39.2), ref.embed(table, ids, 39.2))
 
 
 def _linear(ops, ref, rng, fmt, C, is_packed, activations) -> str:
@@ -194,18 +268,31 @@ def _attention(ops, ref, rng, H, is_windowed, kv_type) -> str:
     return ""
 
 
+def _attention_both_ways(ops, ref, rng, H) -> str:
+    """As in the vision tower: numbers stay float32, every patch sees all of them."""
+    T, N = 70, 3
+    mine, its = [(*_empty(1, 96, N, H, "f32"), own_pages(1)) for _ in range(2)]
+    q, k, v = (_normal(rng, T, N, H) for _ in range(3))
+    q /= np.float32(math.sqrt(H))
+    lanes, order, ends = np.zeros(T, np.int32), np.arange(T, dtype=np.int32), np.full(T, T - 1, np.int32)
+    ops.write_kv(k, v, *mine, lanes, order)
+    ref.write_kv(k, v, *its, lanes, order)
+    got = ops.attention(q, *mine, lanes, order, None, ends)
+    return _difference(got, ref.attention(q.astype(np.float64), *its, lanes, order, None, ends))
+
+
 def _empty(R, S, K, H, kv_type):
     """Pages of S positions: refimpl/ops/attention.py."""
     return map(zeros, shapes_of(R, S, K, H, kv_type), dtypes_of(kv_type))
 
 
-def _small_cases(rng) -> dict[str, dict]:
-    def x(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
+def _normal(rng, *shape) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
 
-    angles = rng.uniform(-3, 3, (3, 32))
-    table = QTensor.from_array(x(9, 64), "F32")
-    return {
+
+def _small_cases(rng, *, of_experts: bool = True) -> dict[str, dict]:
+    x, angles = partial(_normal, rng), rng.uniform(-3, 3, (3, 32))
+    cases: dict[str, dict] = {
         "rms_norm": {"x": x(3, 300), "weight": x(300), "eps": 1e-6},
         "rope": {"x": x(3, 2, 64), "cos": np.cos(angles), "sin": np.sin(angles)},
         "rope_table": {"positions": np.array([0, 5, 4000], np.int32), "inv_freq": 0.9 ** np.arange(32.0)},
@@ -213,10 +300,40 @@ def _small_cases(rng) -> dict[str, dict]:
         "softcap": {"x": 20 * x(3, 700), "cap": 30.0},
         "add": {"x": x(3, 70), "y": x(3, 70)},
         "scale": {"x": x(3, 70), "factor": 0.7},
+    }
+    if not of_experts:
+        return cases
+    return cases | {
         "route": {"router_logits": x(3, 128), "n_active": 8, "expert_scale": x(128)},
         "expert_sum": {"y": x(3, 8, 70), "expert_weights": x(3, 8)},
-        "embed": {"table": table, "ids": np.array([3, 8, 0], np.int32), "scale": 39.2},
     }
+
+
+def _vision_cases(rng) -> dict[str, dict]:
+    x = partial(_normal, rng)
+    return {
+        "layer_norm": {"x": x(3, 300) + np.float32(2), "weight": x(300), "bias": x(300), "eps": 1e-6},
+        "clip": {"x": x(3, 70), "low": -0.5, "high": 1.1},
+        "add_bias": {"x": x(3, 70), "bias": x(70)},
+        "mean_pool": {"x": x(54, 70), "n_columns": 9, "side": 3},
+        "standardize": {"x": x(3, 70), "mean": x(70), "factor": x(70)},
+    }
+
+
+def _audio_cases(rng, H: int) -> dict[str, dict]:
+    x, (T, N, W) = partial(_normal, rng), (30, 2, 12)
+    return {
+        "layer_norm": {"x": x(3, 300) + np.float32(2), "weight": x(300), "bias": None, "eps": 1e-6},
+        "clip": {"x": x(3, 70), "low": -0.5, "high": 1.1},
+        "add_bias": {"x": x(3, 70), "bias": x(70)},
+        "silu": {"x": x(3, 700)},
+        "glu": {"x": x(3, 140)},
+        "causal_conv": {"x": x(20, 70), "weight": x(70, 5)},
+        "relative_attention": {
+            "q": x(T, N, H), "k": x(T, N, H), "v": x(T, N, H), "relative": x(W, N, H),
+            "q_scale": np.abs(x(H)) / np.float32(math.sqrt(H)), "k_scale": 1.9, "cap": 50.0,
+        },
+    }  # fmt: skip
 
 
 def _against(function, definition, case: dict) -> str:

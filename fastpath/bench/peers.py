@@ -10,117 +10,22 @@ import json
 import math
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fastpath.bench import sizes, synthetic
+from fastpath.bench import synthetic
+from fastpath.bench.peers_page import page
+from fastpath.bench.peers_rows import ROWS, Row, Run
 from fastpath.cli.arguments import Parser, one_line, whole
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "performance.json"
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- written by make bench-peers -->\n", "<!-- end -->\n"
-
-Run = dict[str, Any]  # what one command said: figure -> value, and details of ours
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of a row. floor: ours, in multiples of llama.cpp's, or of its reciprocal for costs."""
-
-    name: str
-    title: str
-    floor: float
-    unit: str = "tokens/s"
-    is_cost: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    name: str
-    model: str  # SIZE:RECIPE
-    figures: tuple[Figure, ...]
-    peer: str  # the program, beside llama-bench
-    peer_words: str  # its arguments, {m} is the file and {t} the number of threads
-    our_words: str
-    read_peer: Callable[[str, Run], Run]
-    read_ours: Callable[[str, Run], Run]
-
-
-def _speeds(out: str, _: Run) -> Run:
-    """Of llama-bench's rows, and of ours: pp512, tg64 -> tokens/s."""
-    rows = json.loads(out[out.index("[") :])
-    found: Run = {}
-    for r in rows:
-        n_seqs = r.get("n_seqs", 1)
-        name = f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}" + f"x{n_seqs}" * (n_seqs > 1)
-        found[name] = r["avg_ts"]
-        if "read_percent" in r:
-            kept = ("read_gb_s", "plain_read_gb_s", "read_percent", "tops", "peak_tops", "peak_percent")
-            found.setdefault("details", {})[name] = {key: r[key] for key in kept}
-            found |= {key: r[key] for key in ("backends", "load_s", "private_bytes", "cpu_info")}
-        else:
-            found["build"] = r["build_commit"]
-    return found
-
-
-def _batched(out: str, _: Run) -> Run:
-    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    return {f"tg{r['tg']}x{r['pl']}": r["speed_tg"] for r in rows}
-
-
-def _start(_: str, usage: Run) -> Run:
-    return {"start": usage["seconds"], "peak": usage["peak_bytes"] / 1e9}
-
-
-BENCH = "llama-bench", "-m {m} -t {t} -r 1 -o json"
-OURS = "bench -m {m} --threads {t} -r 1 --json"
-
-
-def _bench(name: str, model: str, prompt: tuple[int, float], gen: tuple[int, float], depth: int = 0) -> Row:
-    """A row of llama-bench: (tokens, floor) of a prompt, of an answer; 0 tokens: without."""
-    titles = ((prompt, "pp", "prefill"), (gen, "tg", "decode"))
-    at = f" at depth {depth}" if depth else ""
-    figures = tuple(
-        Figure(f"{short}{n}", f"{title} {n}{at}", floor) for (n, floor), short, title in titles if n
-    )
-    tests = f" -p {prompt[0]} -n {gen[0]}" + (f" -d {depth}" if depth else "")
-    return Row(name, model, figures, BENCH[0], BENCH[1] + tests, OURS + tests, _speeds, _speeds)
-
-
-ROWS = (
-    _bench("e2b-q4_0", "E2B:Q4_0", (512, 2.5), (64, 1.35)),
-    _bench("e2b-q8_0", "E2B:Q8_0", (512, 2.5), (64, 1.2)),
-    _bench("e2b-q4_k_m", "E2B:Q4_K_M", (512, 3.0), (64, 2.0)),
-    _bench("e2b-q4_0-long", "E2B:Q4_0", (2048, 2.5), (0, 0)),
-    _bench("e2b-q4_0-deep", "E2B:Q4_0", (0, 0), (64, 1.6), depth=4096),
-    Row(
-        "e2b-q4_0-rows", "E2B:Q4_0",
-        tuple(Figure(f"tg64x{n}", f"decode 64, {n} rows in one call", 2.0) for n in (4, 8)),
-        "llama-batched-bench", "-m {m} -t {t} -c 1024 -npp 16 -ntg 64 -npl 4,8 --output-format jsonl",
-        OURS + " -p 0 -n 64 -d 16 --batch 4,8", _batched, _speeds,
-    ),
-    Row(
-        "e2b-q4_0-start", "E2B:Q4_0",
-        (Figure("start", "one token from process start", 1.0, "s", is_cost=True),
-         Figure("peak", "peak memory of that", 1.0, "GB", is_cost=True)),
-        "llama-completion", "-m {m} -t {t} -p Hello -n 1 -no-cnv --no-warmup",
-        "--model {m} --threads {t} --prompt Hello --raw --max-tokens 1", _start, _start,
-    ),
-    _bench("e4b-q4_0", "E4B:Q4_0", (512, 2.5), (64, 1.3)),
-    _bench("e4b-q8_0", "E4B:Q8_0", (512, 2.2), (64, 1.1)),
-    _bench("e4b-q4_k_m", "E4B:Q4_K_M", (512, 3.0), (64, 2.0)),
-    _bench("26b-q4_k_m", "26B-A4B:Q4_K_M", (512, 2.5), (64, 2.0)),
-)  # fmt: skip
-
-
-# -- running
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -209,11 +114,14 @@ class _Files:
         self.folder, self.keep = folder, keep
         self.written: set[Path] = set()
 
+    def place(self, model: str) -> Path:
+        return (self.folder or synthetic.folder()) / (model.replace(":", "-").lower() + ".gguf")
+
     def path(self, model: str) -> Path:
-        folder = self.folder or synthetic.folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (model.replace(":", "-").lower() + ".gguf")
+        """The file, written if it is not there."""
+        path = self.place(model)
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             _say(f"writing {path}")
             synthetic.write(model, path)
             self.written.add(path)
@@ -221,9 +129,9 @@ class _Files:
 
     def done(self, model: str, later: list[str]) -> None:
         """Files share the page cache: one that is not needed any more leaves it."""
-        if model in later:
+        path = self.place(model)
+        if model in later or not path.exists():  # the second: all of its rows had results
             return
-        path = self.path(model)
         if path in self.written and not self.keep:
             path.unlink()
         else:
@@ -361,9 +269,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# -- the page
-
-
 def _write_page(results: Run) -> None:
     """The part between the marks; what people wrote around it stays."""
     before, mark, rest = PAGE.read_text().partition(BEGIN)
@@ -373,59 +278,6 @@ def _write_page(results: Run) -> None:
             f"{PAGE}: expected the lines {BEGIN.strip()} and {END.strip()} around the table. Put them there"
         )
     PAGE.write_text(before + BEGIN + page(results) + END + after)
-
-
-HEAD = ("file", "what", "llama.cpp", "ours", "ratio", "at least", "", "% of plain read", "% of int8 peak")
-
-
-def page(results: Run) -> str:
-    from fastpath.bench.table import markdown
-
-    lines: list[list[str]] = [list(HEAD)]
-    commands: list[str] = []
-    for row in ROWS:
-        kept = results["rows"].get(row.name, {})
-        pairs = kept.get("pairs")
-        if not pairs:
-            continue
-        lines += [_line(row, figure, pairs) for figure in row.figures]
-        commands += [f"{row.name}", *(f"    {kept['commands'][who]}" for who in ("llama.cpp", "ours"))]
-    missing = [f"- {name}: {kept['missing']}" for name, kept in results["rows"].items() if "missing" in kept]
-    table = [_machine(results), "", markdown(lines, n_texts=2), "", *missing]
-    return "\n".join(["", *table, "", "Commands:", "", "```", *commands, "```", ""])
-
-
-def _line(row: Row, figure: Figure, pairs: list[Run]) -> list[str]:
-    theirs, ours = (
-        statistics.median(pair[who][figure.name] for pair in pairs) for who in ("llama.cpp", "ours")
-    )
-    ratio = theirs / ours if figure.is_cost else ours / theirs
-    details = [pair["ours"].get("details", {}).get(figure.name) for pair in pairs]
-    percents = ["", ""]
-    if all(details):
-        read, peak = (statistics.median(d[key] for d in details) for key in ("read_percent", "peak_percent"))
-        percents = [f"{read:.0f}", f"{peak:.0f}"]
-    size, recipe = sizes.parse(row.model)
-    speeds = [f"{theirs:.2f}", f"{ours:.2f}", f"{ratio:.2f}", f"{figure.floor:g}"]
-    verdict = "" if ratio >= figure.floor else "missed"
-    return [f"{size.name} {recipe}", f"{figure.title}, {figure.unit}", *speeds, verdict, *percents]
-
-
-def _machine(results: Run) -> str:
-    """Of the latest run; rows keep the commit that they were measured at."""
-    m = results.get("machine")
-    if not m:
-        return ""
-    pairs = [pair for row in results["rows"].values() for pair in row.get("pairs", ())]
-    counts = sorted({len(row["pairs"]) for row in results["rows"].values() if row.get("pairs")})
-    kernels = next((pair["ours"]["backends"] for pair in pairs if "backends" in pair["ours"]), "")
-    build = next((pair["llama.cpp"]["build"] for pair in pairs if "build" in pair["llama.cpp"]), "unknown")
-    commits = ", ".join(sorted({pair["commit"] for pair in pairs}))
-    return (
-        f"Medians of {' to '.join(map(str, counts[:1] + counts[1:][-1:]))} runs in turn, {m['date']}. "
-        f"{m['cpu']}, {m['n_cpus']} CPUs, {m['memory_gb']:.0f} GB, {m['threads']} threads; ours: {kernels}, "
-        f"commit {commits}, Python {m['python']}, Numba {m['numba']}; llama.cpp: build {build}."
-    )
 
 
 def _describe(args: argparse.Namespace) -> Run:

@@ -173,8 +173,7 @@ class Profile:
     def text(self) -> str:
         """Measures the limits, on the memory of the weights, and judges by them."""
         plain = rates.PlainRead(rates.weight_memory(self.engine.model.weights))
-        read = max(plain.bytes_per_s() for _ in range(3))
-        limits = Limits(read, rates.int8_ops_per_s(), rates.fma_ops_per_s())
+        limits = Limits(plain.best(), rates.int8_ops_per_s(), rates.fma_ops_per_s())
         return "\n\n".join(part.text(limits) for part in self._parts())
 
     def _parts(self) -> Iterator[Profiled]:

@@ -32,6 +32,7 @@ from fastpath.cpu.tile import STATE, TILE, Tiles
 
 PIECE = 1 << 20
 LINE = 512  # bytes per round of the reading loop; tails are left out, and do not count
+PASSES = 3  # of a plain read, wherever it is measured: a single one is often slowed by somebody else
 ROUNDS = 1 << 16
 DOT_OPS, FMA_OPS, TILE_OPS = 12 * 128, 12 * 32, 6 * 2 * 16 * 64 * 16  # of a round: mul and add
 
@@ -127,6 +128,10 @@ class PlainRead:
         self._out = np.zeros((threads.num_threads(), 16), np.int32)
         read_plain.load()
 
+    def best(self) -> float:
+        """Bytes per second of the fastest of PASSES passes: what the memory can do, a yardstick."""
+        return max(self.bytes_per_s() for _ in range(PASSES))
+
     def bytes_per_s(self) -> float:
         """One pass."""
         n_threads = len(self._out)
@@ -174,7 +179,7 @@ def product_weights(weights) -> list:
     tables = {id(weights.per_layer_token_embd)}
     if weights.output is not weights.token_embd:
         tables.add(id(weights.token_embd))
-    return list({id(t): t for t in _matrices(weights) if id(t) not in tables}.values())
+    return list({id(t): t for t in matrices_of(weights) if id(t) not in tables}.values())
 
 
 def weight_memory(weights) -> list[np.ndarray]:
@@ -182,12 +187,13 @@ def weight_memory(weights) -> list[np.ndarray]:
     return [t.memory if hasattr(t, "memory") else t.data for t in product_weights(weights)]
 
 
-def _matrices(node) -> Iterator:
+def matrices_of(node) -> Iterator:
+    """Every tensor in the weights of a model or of an encoder."""
     if hasattr(node, "format"):
         yield node
     elif is_dataclass(node):
         for each in fields(node):
-            yield from _matrices(getattr(node, each.name))
-    elif isinstance(node, tuple):
-        for part in node:
-            yield from _matrices(part)
+            yield from matrices_of(getattr(node, each.name))
+    elif isinstance(node, tuple | dict):
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from matrices_of(part)

@@ -29,7 +29,7 @@ class Setting:
     kv_types: tuple[str, str]
     is_packed: bool
     load_s: float
-    read_gb_s: float  # plain read of the weights' memory, median of the run
+    read_gb_s: float  # plain read of the weights' memory, the best pass of the run
     peak_tops: float  # int8 dot products from registers
     own_bytes: int | None
     peak_bytes: int

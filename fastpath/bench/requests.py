@@ -25,6 +25,7 @@ from fastpath.bench.table import markdown
 from fastpath.cli.parts import Parts
 from fastpath.cli.setup import MANY, prepare, say
 from fastpath.engine import Engine, Request, Token
+from fastpath.engine import engine as loop
 from fastpath.engine.request import Usage
 from fastpath.load import load_model
 
@@ -159,12 +160,14 @@ class _Watched:
     def __enter__(self) -> "_Watched":
         engine: Any = self._engine
         engine.lanes.forward = self._timed(engine.lanes.forward, self.forward)
-        engine._sampled = self._timed(engine._sampled, self.choice)
+        self._outcomes_of = loop.outcomes_of
+        loop.outcomes_of = self._timed(loop.outcomes_of, self.choice)
         return self
 
     def __exit__(self, *error) -> None:
         engine: Any = self._engine
-        del engine.lanes.forward, engine._sampled  # those of the classes are seen again
+        del engine.lanes.forward  # that of the class is seen again
+        loop.outcomes_of = self._outcomes_of
 
     @staticmethod
     def _timed(function: Callable, notes: list[int]) -> Callable:

@@ -37,7 +37,7 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         ops_for(args.backend)
     with parts.measured("cache"):
         engine = open_engine(args, model, files=files)
-    engine.lanes.check_room(len(ids))
+    engine.lanes.check_room(len(ids), advice=files.shorter if files else None)
     printer = _printer(args, model.tokenizer, ids)
     del model  # the engine's will be another one, with packed weights
     n_compiled = prepare(args, engine.lanes, len(ids), "last", parts, files)
@@ -69,7 +69,8 @@ def answer(args: argparse.Namespace, text: str, parts: Parts) -> int:
         print_stats(args, engine.lanes, generation, parts, n_compiled, files)
     if profile is not None:
         _hold_lane(engine, len(ids) + generation.n_decoded)
-        say("\n" + profile.text())
+        for line in ["", *profile.text().splitlines()]:
+            say(line)
     return status
 
 

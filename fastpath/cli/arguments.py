@@ -43,10 +43,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(message: str) -> str:
-    """A message without line breaks; of overlong words, such as paths, the beginning and the end."""
+    """A message without line breaks and control characters; of overlong words, such as paths, the beginning
+    and the end.
+    """
+    from refimpl.frontend.terminal import visible
+
     half = MAX_WORD // 2
     cut = re.compile(rf"(\S{{{half}}})\S{{{half},}}(\S{{{half // 2}}})")
-    return cut.sub(r"\1[...]\2", " ".join(message.split()))
+    return visible(cut.sub(r"\1[...]\2", " ".join(message.split())))
 
 
 def text(given: str) -> str:
@@ -140,7 +144,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="cpu: compiled kernels; cuda: a GPU's; ref: the NumPy definitions under the same composition",
     )
     group.add_argument(
-        "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per core)"
+        "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per CPU)"
     )
     group.add_argument(
         "--activations",

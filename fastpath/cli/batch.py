@@ -6,11 +6,14 @@ with an error; the others go on.
 
 import argparse
 import json
+import os
+import queue
+import stat
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from fastpath.backend import ops_for
@@ -33,23 +36,24 @@ AHEAD = 1000  # lines that may be done while one before them is not: their resul
 def answer_lines(args: argparse.Namespace, parts: Parts) -> int:
     """Answers a file of requests; the exit status. Ctrl+C prints what there is of the lines so far."""
     where = "standard input" if args.batch_file == "-" else args.batch_file
-    with _opened(args.batch_file) as file:
-        lines = lines_of(file)
-        first = next(lines, None)
-        if first is None:
-            raise ValueError(f'{where}: no requests. Write one a line, like {{"prompt": "Hi"}}.')
-        with parts.measured("header"):
-            model = open_model(args)
-        with parts.measured("tokenizer"):
-            _ = model.tokenizer
-        with parts.measured("cache"):
-            engine = _engine(args, model)
-        reader = Reader(args, where, model, _Encoders(args, model))
-        if args.mmproj is not None:
-            reader.check_projector()
-        n_compiled = prepare(args, engine.lanes, MANY, "last", parts)
-        batch = Batch(engine, reader, _chained(first, lines))
-        batch.run()
+    file = _opened(args.batch_file)
+    lines = lines_of(file)
+    first = next(lines, None)
+    if first is None:
+        raise ValueError(f'{where}: no requests. Write one a line, like {{"prompt": "Hi"}}.')
+    with parts.measured("header"):
+        model = open_model(args)
+    with parts.measured("tokenizer"):
+        _ = model.tokenizer
+    with parts.measured("cache"):
+        engine = _engine(args, model)
+    reader = Reader(args, where, model, _Encoders(args, model))
+    if args.mmproj is not None:
+        reader.check_projector()
+    n_compiled = prepare(args, engine.lanes, MANY, "last", parts)
+    is_all_there = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    batch = Batch(engine, reader, Arriving(first, lines, is_all_there=is_all_there))
+    batch.run()
     if args.stats:
         batch.print_stats(n_compiled)
     if batch.n_failed:
@@ -57,22 +61,52 @@ def answer_lines(args: argparse.Namespace, parts: Parts) -> int:
     return INTERRUPTED if batch.is_interrupted else LINE_FAILED if batch.n_failed else 0
 
 
-@contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> BinaryIO:
+    """Open until the program ends. Of standard input a handle of its own: the interpreter would close the
+    other one while a thread reads from it.
+    """
     if name == "-":
         if sys.stdin is None:
             raise ValueError("standard input is closed. Name a file.")
-        yield sys.stdin.buffer
-        return
+        return open(sys.stdin.fileno(), "rb", closefd=False)
     if not name:
         raise ValueError("the name of the batch file is empty. Name a file, or - for standard input.")
-    with open(name, "rb") as file:
-        yield file
+    return open(name, "rb")
 
 
-def _chained(first: Line, rest: Iterator[Line]) -> Iterator[Line]:
-    yield first
-    yield from rest
+class Arriving:
+    """Lines as they come: who writes them may wait for an answer before the next, and nobody else waits.
+
+    A thread reads, some lines ahead. Nobody closes what it reads, so that no end has to wait for it.
+
+    is_all_there  of a file on a disk, whose lines need no waiting for
+    """
+
+    def __init__(self, first: Line, rest: Iterator[Line], *, is_all_there: bool):
+        self._is_all_there = is_all_there
+        self._read: queue.Queue[Line | Exception | None] = queue.Queue(maxsize=64)
+        self._read.put(first)
+        threading.Thread(target=self._run, args=(rest,), daemon=True).start()
+
+    def _run(self, lines: Iterator[Line]) -> None:
+        try:
+            for line in lines:
+                self._read.put(line)
+            self._read.put(None)
+        except Exception as error:
+            self._read.put(error)
+
+    def next(self, *, wait: bool) -> Line | None:
+        """None: that was all.
+
+        Raises:
+            queue.Empty: not there yet, and not waited for
+            Exception: what reading ended with
+        """
+        line = self._read.get(block=wait or self._is_all_there)
+        if isinstance(line, Exception):
+            raise line
+        return line
 
 
 def _engine(args: argparse.Namespace, model: Model) -> Engine:
@@ -178,7 +212,7 @@ class Pending:
 class Batch:
     """One run: lines become requests as the engine has room for them."""
 
-    def __init__(self, engine: Engine, reader: Reader, lines: Iterator[Line]):
+    def __init__(self, engine: Engine, reader: Reader, lines: Arriving):
         self.engine, self.reader, self._lines = engine, reader, lines
         self._pending: deque[Pending] = deque()  # in the order of the lines
         self._running: dict[int, Pending] = {}
@@ -203,10 +237,15 @@ class Batch:
             self._print_done()
 
     def _take_in(self) -> None:
-        """As many wait in the engine as run in it, so that whoever ends has a successor at once."""
+        """As many wait in the engine as run in it, so that whoever ends has a successor at once. A line is
+        waited for only where there is nothing else to do.
+        """
         most = 2 * self.engine.lanes.cache.n_seqs
         while self._has_more and len(self._running) < most and len(self._pending) < AHEAD:
-            line = next(self._lines, None)
+            try:
+                line = self._lines.next(wait=not self._pending)
+            except queue.Empty:
+                break
             if line is None:
                 self._has_more = False
             else:

@@ -60,7 +60,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.set_defaults(backend="cpu")
     group = parser.add_argument_group("engine")
-    group.add_argument("--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per core)")
+    group.add_argument(
+        "--threads", "-t", type=whole(1, 256), metavar="N", help="(default: one per logical CPU)"
+    )
     group.add_argument(
         "--kv-type", type=arguments.kv_type, metavar="T|K,V", help="what keys and values are kept as (f16)"
     )
@@ -89,7 +91,10 @@ def _list_of(convert: Callable[[str], int]) -> Callable[[str], list[int]]:
 
 def run_bench(args: argparse.Namespace) -> int:
     from fastpath.bench import session
+    from fastpath.cpu import threads
 
+    if args.threads is not None:
+        threads.set_num_threads(args.threads)
     if args.kernels:
         return session.print_kernel_rates(as_json=args.json)
     if args.image or args.audio:
@@ -106,10 +111,7 @@ def run_bench(args: argparse.Namespace) -> int:
 
 def _encoders(args: argparse.Namespace):
     from fastpath.bench import encoders, projector
-    from fastpath.cpu import threads
 
-    if args.threads is not None:
-        threads.set_num_threads(args.threads)
     path = projector.ensure(encoders.DEFAULT) if args.mmproj is None else Path(args.mmproj)
     return encoders.run(path, args.image or [], args.audio or [], args.repetitions, profile=args.profile)
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from fastpath.cli.output import tell
 from fastpath.error_budget import COLUMNS, markdown, order_of, split_name
 
 
@@ -38,7 +39,9 @@ def run_diff(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.a} and {args.b} have no name in common. Names are llama.cpp's: inp_scaled, Qcur-0, ..."
         )
-    print(f"A {_describe(args.a, a)}\nB {_describe(args.b, b)}\nbudget column: {column}\n")
+    tell(f"A {_describe(args.a, a)}")
+    tell(f"B {_describe(args.b, b)}")
+    print(f"budget column: {column}\n")
     _print_table(differences)
     _print_missing(a, b)
     _warn_if_unlike(a, b)
@@ -86,7 +89,7 @@ def _print_missing(a, b) -> None:
         for base, layer in map(split_name, sorted(names, key=order_of)):
             layers.setdefault(base, []).append(layer)
         if layers:
-            print(f"only in {label}: {', '.join(_spelled(*item) for item in layers.items())}")
+            tell(f"only in {label}: {', '.join(_spelled(*item) for item in layers.items())}")
 
 
 def _spelled(base: str, layers: list[int | None]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastpath.cli.arguments import add_kv_type, model_path, whole
 from fastpath.cli.media import add_mmproj
+from fastpath.cli.output import tell
 
 MB = 1e6
 
@@ -72,8 +73,8 @@ def _print_model(model) -> None:
     softcap = "none" if config.softcap is None else f"{config.softcap:g}"
     head = "tied" if model.weights.output is model.weights.token_embd else "its own matrix"
     template = "in the file" if "tokenizer.chat_template" in file.metadata else "built in"
-    print(f"file     {model.path}: GGUF version {file.version}, {file.nbytes / MB:.1f} MB{parts}")
-    print(f"model    {name}, architecture {config.architecture}")
+    tell(f"file     {model.path}: GGUF version {file.version}, {file.nbytes / MB:.1f} MB{parts}")
+    tell(f"model    {name}, architecture {config.architecture}")
     print(f"sizes    {config.n_layers} layers, width {config.model_dim}, vocabulary {config.vocab_size}")
     print(f"         context {config.context_len}, soft cap {softcap}, eps {config.rms_eps:g}, head {head}")
     print(f"         per-layer embeddings {config.per_layer_dim or 'none'}")
@@ -139,7 +140,8 @@ KIND_LINE = "{:8} {:>6} {:>8} {:>5} {:>10} {:>8} {:>12} {:>10}"
 def _print_cache(
     config, n_seqs: int, context: int, chunk: int | None, kv_type: str | tuple[str, str]
 ) -> None:
-    """Pages of full sequences: by the formula that the cache allocates by."""
+    """Pages of full sequences, and what an engine asks for: by the formulas that the cache allocates by."""
+    from fastpath.kv.budget import full_and_spare
     from fastpath.kv.geometry import plan
     from fastpath.lanes import default_chunk
 
@@ -153,6 +155,11 @@ def _print_cache(
         f"{context} tokens in chunks of {chunk}:"
     )
     print(f"         pages of {geometry.page} positions; {n_shared} layers read another's keys and values")
+    most = plan(config, n_seqs, context, chunk, kv_type, n_pages=full_and_spare(geometry))
+    print(
+        f"         an engine asks for {most.nbytes / MB:.1f} MB ({most.nbytes} bytes), with pages for "
+        "prefixes that nobody is using; what is not written to costs nothing"
+    )
     print(
         "\n" + KIND_LINE.format("pages", "layers", "KV heads", "dim", "a sequence", "all", "page bytes", "MB")
     )
@@ -166,17 +173,17 @@ def _print_cache(
 
 def _print_oddities(model) -> None:
     for repair in model.config.repairs:
-        print(f"repaired {repair}")
+        tell(f"repaired {repair}")
     unused = model.weights.unused
     if unused:
         more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
-        print(f"unused   {len(unused)} tensors: {', '.join(unused[:6])}{more}")
+        tell(f"unused   {len(unused)} tensors: {', '.join(unused[:6])}{more}")
 
 
 def _print_media(media) -> None:
     """The encoders of a projector file."""
     size = sum(tensor.nbytes for tensor in media.tensors.values())
-    print(f"file     {media.path}: encoders, {size / MB:.1f} MB")
+    tell(f"file     {media.path}: encoders, {size / MB:.1f} MB")
     print(f"vision   {_tower(media.vision[0]) if media.vision else 'none: it sees no images and videos'}")
     if media.vision:
         vision = media.vision[0]
@@ -189,7 +196,7 @@ def _print_media(media) -> None:
     print(f"audio    {_tower(media.audio[0]) if media.audio else 'none: it hears nothing'}")
     _print_types(media.tensors)
     for note in media.notes:
-        print(f"note     {note}")
+        tell(f"note     {note}")
 
 
 def _tower(config) -> str:

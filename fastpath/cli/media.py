@@ -40,28 +40,35 @@ def add_media(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: Any) -> None:
-    parser.add_argument("--fps", type=arguments.real(0, 100, open_below=True), default=1.0, metavar="X",
-                        help="frames of a video that are shown of each second (default: 1)")  # fmt: skip
+    parser.add_argument("--fps", type=arguments.real(0, 100, open_below=True), metavar="X",
+                        help="frames of a video that are shown of each second (default: 1); "
+                        "not with --frames uniform")  # fmt: skip
     parser.add_argument(
         "--max-frames",
         type=arguments.whole(1, 10_000),
         default=60,
         metavar="N",
-        help="of a video that has more, so many, evenly spread (default: 60)",
+        help="of a video that has more, so many, evenly spread (default: 60, or 32 with --frames uniform)",
     )
     parser.add_argument(
         "--frames",
         choices=("time", "uniform"),
         default="time",
-        help="which frames of a video: by --fps, or 32 from beginning to end, whatever its length, as "
-        "transformers takes them (default: time)",
+        help="which frames of a video: by --fps, or 32 (fewer with --max-frames) from beginning to end, "
+        "whatever its length, as transformers takes them (default: time)",
     )
 
 
 def sampling_of(args: argparse.Namespace) -> Any:
-    from refimpl.frontend.media_input import Sampling
+    """Which frames, as the options say; ValueError if they contradict each other."""
+    from refimpl.frontend.media_input import DEFAULT_FPS, Sampling
 
-    return Sampling(args.fps, args.max_frames, args.frames)
+    if args.fps is not None and args.frames == "uniform":
+        raise ValueError(
+            f"--fps {args.fps:g} with --frames uniform, which asks for a number of frames, not for a rate. "
+            "Leave one out, or bound the number: --max-frames N."
+        )
+    return Sampling(DEFAULT_FPS if args.fps is None else args.fps, args.max_frames, args.frames)
 
 
 def add_mmproj(parser: Any) -> None:
@@ -79,8 +86,8 @@ def _of_kind(kind: str, path: str) -> tuple[str, str]:
 class Files:
     """The files of one command line, opened: counted, not yet encoded."""
 
-    def __init__(self, encoders, opened: Sequence[Any], say: Callable[[str], None]):
-        self.encoders, self.opened, self.say = encoders, opened, say
+    def __init__(self, encoders, opened: Sequence[Any], say: Callable[[str], None], image_tokens: int):
+        self.encoders, self.opened, self.say, self.image_tokens = encoders, opened, say, image_tokens
         self.lines: list[str] = []  # for --stats
 
     @property
@@ -91,6 +98,27 @@ class Files:
     def largest_image(self) -> int:
         counts = [n for each in self.opened if each.kind != "audio" for n in each.input.part.counts]
         return max(counts, default=0)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, once it is clear that there will be an answer."""
+        return [*self.encoders.media.notes, *(note for each in self.opened for note in each.input.notes)]
+
+    @property
+    def shorter(self) -> str:
+        """How a prompt with these files gets shorter."""
+        kinds = {each.kind for each in self.opened}
+        ways = []
+        if "image" in kinds and self.image_tokens > min(BUDGETS):
+            ways.append(f"use fewer --image-tokens than {self.image_tokens}")
+        if (frames := max((len(part.counts) for part in self.parts if part.kind == "video"), default=0)) > 1:
+            ways.append(f"use fewer --max-frames than {frames}")
+        if "audio" in kinds:
+            ways.append("cut the sound")
+        if len(self.opened) > 1:
+            ways.append("give fewer files")
+        text = " or ".join(ways or ["shorten the text"])
+        return text[0].upper() + text[1:]
 
     def calls(self) -> list[Callable[[], object]]:
         """One for each shape that is encoded: what kernels have to be compiled for."""
@@ -157,14 +185,12 @@ def open_files(args: argparse.Namespace, model) -> Files | None:
     from fastpath.cli.setup import say
     from fastpath.media import Encoders, load_projector
 
+    options = {"budget": args.image_tokens, "sampling": sampling_of(args)}
     media = load_projector(model, args.mmproj)
-    for note in media.notes:
-        say(f"note: {note}")
     if not args.media:
+        for note in media.notes:
+            say(f"note: {note}")
         return None
     encoders = Encoders(media, ops_for(args.backend), activations=args.activations)
-    options = {"budget": args.image_tokens, "sampling": sampling_of(args)}
     opened = [encoders.open(kind, path, **options) for kind, path in args.media]
-    for note in (note for each in opened for note in each.input.notes):
-        say(f"note: {note}")
-    return Files(encoders, opened, say)
+    return Files(encoders, opened, say, args.image_tokens)

@@ -94,7 +94,7 @@ def _open(args: argparse.Namespace):
     model.check_ids(ids)
     most = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
     engine = open_lanes(args, model, max_chunk=most, files=files)
-    engine.check_room(len(ids))
+    engine.check_room(len(ids), advice=files.shorter if files else None)
     return engine, ids, starts, files
 
 

@@ -1,6 +1,7 @@
 """The file that a command writes: whole at its name, or not there. "-" is standard output."""
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -8,6 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from refimpl.frontend.terminal import visible
 
 
 class _OneWay:
@@ -39,15 +42,16 @@ def writing(out: str, never: Sequence[Path] = (), *, what: str = "the model") ->
     if not out:
         raise ValueError("the name of the file to write is empty. Name a file, or - for standard output.")
     if is_stdout(out):
-        yield _OneWay(sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        with _named("standard output"):
+            yield _OneWay(sys.stdout.buffer)
+            sys.stdout.buffer.flush()
         return
     target = Path(os.path.realpath(out))  # a link stays a link
     mode = target.stat().st_mode if target.exists() else None
     if mode is not None and any(target.samefile(path) for path in never):
         raise ValueError(f"{out}: is {what} itself. Write to another file.")
     if mode is not None and not stat.S_ISREG(mode):
-        with open(target, "wb") as device:  # a folder is refused here
+        with _named(out), open(target, "wb") as device:  # a folder is refused here
             yield _OneWay(device)
         return
     if mode is not None:
@@ -58,7 +62,7 @@ def writing(out: str, never: Sequence[Path] = (), *, what: str = "the model") ->
     except OSError as error:
         raise OSError(error.errno, error.strerror, out) from None
     try:
-        with stream:
+        with _named(out), stream:
             yield stream
         if mode is not None:
             part.chmod(stat.S_IMODE(mode))
@@ -66,6 +70,17 @@ def writing(out: str, never: Sequence[Path] = (), *, what: str = "the model") ->
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _named(out: str) -> Iterator[None]:
+    """A write that fails says nothing of where: the name is added."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno in (None, errno.ENOMEM):
+            raise
+        raise OSError(error.errno, error.strerror, out) from error
 
 
 def is_stdout(out: str) -> bool:
@@ -82,4 +97,9 @@ def summarise(out: str, text: str) -> None:
     if is_stdout(out):
         print(text, file=sys.stderr)
     else:
-        print(f"{out}: {text}")
+        tell(f"{out}: {text}")
+
+
+def tell(line: str) -> None:
+    """A line on standard output that names files or what is in them."""
+    print(visible(line))

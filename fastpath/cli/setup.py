@@ -15,7 +15,8 @@ from fastpath.lanes import Lanes
 from fastpath.load import Model, load_model
 from fastpath.model.text import forward
 from refimpl.batch import LogitRows, make_batch
-from refimpl.frontend.media_prompt import expand, locate, user_message
+from refimpl.frontend.media_prompt import expand, locate, placeholders, user_message
+from refimpl.frontend.terminal import visible
 
 MANY = 64  # tokens that stand for any longer prompt when kernels are chosen
 SILENT_S = 1.0  # packing that ends sooner is not spoken of
@@ -55,6 +56,8 @@ def prepare(
     Comes after all checks of what the user gave: nobody waits for a compiler to be told of a typing error.
     """
     _say_oddities(lanes.model)
+    for note in files.notes if files else ():
+        say(f"note: {note}")
     if args.backend != "cpu":
         return 0
     from fastpath.cpu import threads
@@ -152,7 +155,8 @@ def prompt_ids(model: Model, text: str, args, files: Files | None = None) -> tup
     if not text.strip() and not (parts and not args.raw):
         raise ValueError("the prompt is empty. Give some text with --prompt, --input or on standard input.")
     if args.raw:
-        text = expand(text, parts) if parts else text
+        _check_places(text, [part.kind for part in parts])
+        text = expand(text, parts)
         ids = model.tokenizer.encode(text, add_bos=True, parse_special=True)
     else:
         messages = [{"role": "system", "content": args.system}] if args.system else []
@@ -161,5 +165,16 @@ def prompt_ids(model: Model, text: str, args, files: Files | None = None) -> tup
     return locate(ids, model.tokenizer, parts) if parts else (ids, [])
 
 
+def _check_places(text: str, kinds: list[str]) -> None:
+    """A raw text has one place for each file, in order."""
+    places = placeholders(text)
+    if places != kinds:
+        found, asked = (" ".join(f"<|{kind}|>" for kind in listed) for listed in (places, kinds))
+        given = " ".join(f"--{kind}" for kind in kinds) or "no file"
+        advice = f"Write {asked} where the files stand" if kinds else "Give one file for each, in this order"
+        raise ValueError(f"the raw prompt has {found or 'no place for a file'}, given: {given}. {advice}.")
+
+
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """A line on standard error."""
+    print(visible(text), file=sys.stderr, flush=True)

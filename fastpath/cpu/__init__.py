@@ -1,7 +1,8 @@
-"""The op table on the CPU: the reference's functions, compiled by Numba, on weights as they lie in the file.
+"""The op table on the CPU: the reference's functions, compiled by Numba.
 
-Same names and parameters as refimpl.ops, and a keyword `out=` for the result.  Arrays are float32.  What is
-computed is defined there; the files here say how.  Laws that the tests hold:
+Same names and parameters as refimpl.ops, and a keyword `out=` for the result.  Arrays are float32; weights
+are packed for the kernels (packing.py), or as they lie in the file.  What is computed is defined there; the
+files here say how.  Laws that the tests hold:
 
     the bytes of a row depend on that row alone: not on the batch, the chunk, the cache's shape or the threads
     integer dot products equal their definition in every bit

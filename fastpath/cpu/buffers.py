@@ -31,14 +31,6 @@ def shaped(x, shape, where):
     return floats(x, where)
 
 
-def numbers(ids, n, where):
-    """int64[n] from integer ids."""
-    ids = np.asarray(ids)
-    if ids.shape != (n,) or ids.dtype.kind not in "iu":
-        raise ValueError(f"{where}: got {ids.dtype}{list(ids.shape)}, expected integers of shape ({n},)")
-    return np.ascontiguousarray(ids, dtype=np.int64)
-
-
 def integers(ids, shape, where):
     """int32 of this shape from integer ids; those of a batch are that already."""
     shape = tuple(shape)

@@ -1,10 +1,10 @@
 """Machine code of kernels, kept between runs.
 
 A kernel's file holds the object code that Numba made, and is loaded without Numba: starting its compiler
-takes 0.3 s even when there is nothing to compile.  The folder's name is a hash of all kernel sources, the
-compiler's version, the kernel set and the CPU: an edit, an upgrade or another machine gets another folder,
-and stale code cannot run.  A full disk, a truncated file or a folder that is gone costs time, never an
-answer.
+takes 0.3 s even when there is nothing to compile.  The folder's name is a hash of all kernel sources and of
+the files whose numbers they are compiled for, the compiler's version, the kernel set and the CPU:
+an edit, an upgrade or another machine gets another folder, and stale code cannot run.  A full disk, a
+truncated file or a folder that is gone costs time, never an answer.
 """
 
 import contextlib
@@ -28,9 +28,13 @@ from numba.core.runtime import _nrt_python
 from fastpath import user_cache
 from fastpath.cpu import machine
 from fastpath.interrupts import Noticed
+from quant import fp4, i_quantize
+from refimpl import kv_types
 
 KEEP_FOLDERS = 12  # of other sources, versions and machines
 _SOURCES = Path(__file__).parent
+# their numbers are constants of kernels: the layout of keys and values, levels of formats
+_CONSTANTS = [Path(module.__file__) for module in (kv_types, fp4, i_quantize)]
 _OPTIONS = {"error_model": "numpy"}  # x / 0 is inf, as in NumPy; nothing raises inside a kernel
 _NEEDED = re.compile(r'^declare .*?@"?([^"(]+)"?\(|^@"?([^"\s]+)"? = external ', re.MULTILINE)
 
@@ -38,7 +42,7 @@ _NEEDED = re.compile(r'^declare .*?@"?([^"(]+)"?\(|^@"?([^"\s]+)"? = external ',
 def source_hash():
     """Hash of everything that decides what a kernel compiles to."""
     state = hashlib.blake2b(digest_size=10)
-    for path in sorted(_SOURCES.glob("*.py")):
+    for path in (*sorted(_SOURCES.glob("*.py")), *_CONSTANTS):
         state.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     versions = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, config.CPU_NAME)
     state.update(repr((versions, machine.KERNELS, sorted(machine.FEATURES))).encode())

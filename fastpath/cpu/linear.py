@@ -3,7 +3,9 @@
 Wrappers choose the kernel of the format and of the number of rows, round the activations once, and say which
 rows meet which matrix:
 
-    packed weights, up to MATVEC_ROWS rows     matvec.py (of experts: on average, if all are chosen alike)
+    packed weights, one or two rows            matvec.py; of experts up to MATVEC_ROWS (on average, if all are
+                                               chosen alike)
+    packed weights, LEAST to MOST rows         matvec_few.py
     more rows, and weights as in the file      matmul.py
     plain numbers                              dot_float.py; many rows: matmul_float.py
     formats without a kernel                   some rows at a time become float32: correct, and slow
@@ -17,24 +19,16 @@ from functools import cache
 
 import numpy as np
 
-from fastpath.cpu import dot_float, matmul, matmul_float, matvec, recording, threads
+from fastpath.cpu import dot_float, matmul, matmul_float, matvec, matvec_few, recording, threads
 from fastpath.cpu.buffers import address, floats, output
 from fastpath.cpu.grouping import Groups, group_by_expert
 from fastpath.cpu.matvec import MATVEC_ROWS
 from fastpath.cpu.packing import PackedTensor
-from fastpath.cpu.quantize import quantize, quantize_32, quantize_256
+from fastpath.cpu.quantize import quantize
 from quant import QTensor
 
 DEQUANTIZED_VALUES = 1 << 21  # values of weights widened at a time, where there is no kernel for the format
 MIN_WORK = 1 << 17  # multiplications of the smallest piece: below that a second thread does not pay
-
-
-def kernels_for(format_name, activations):
-    """The kernels that products with this format need (for warming up)."""
-    if activations == "int8" and format_name in matvec.KERNELS:
-        rounding = quantize_256 if format_name.endswith(("_K", "_XS")) else quantize_32
-        return (rounding, matvec.KERNELS[format_name], *matmul.kernels_for(format_name))
-    return (dot_float.KERNELS.get(format_name, dot_float.linear_f32), matmul_float.matmul_float)
 
 
 def linear(x, weight, activations, *, out=None):
@@ -87,15 +81,18 @@ def _multiply(x, weight, activations, out, groups, T):
     name, is_packed = weight.format.name, isinstance(weight, PackedTensor)
     if activations == "int8" and name in matvec.KERNELS:
         n_matrices = 1 if weight.ndim == 2 else weight.shape[0]
-        if is_packed and groups.n_entries <= MATVEC_ROWS * n_matrices:
+        if is_packed and weight.ndim == 2 and matvec_few.takes(T):
+            activation = matvec_few.activations(x, weight, groups)
+            _launch(matvec_few.KERNELS[name], activation, weight, out, groups)
+        elif is_packed and groups.n_entries <= MATVEC_ROWS * n_matrices:
             activation = quantize(x, weight.format.block_size)
             _launch(matvec.KERNELS[name], activation, weight, out, groups)
         else:
             most = T if groups.n_groups > 1 else groups.n_entries
             matmul.multiply(x, weight, _memory_of(weight), out, groups, most)
         return
-    if is_packed:
-        weight = weight.unpack() if weight.is_grouped else weight.as_rows()
+    if is_packed and not weight.is_grouped:
+        weight = weight.as_rows()
     if name in dot_float.KERNELS and weight.ndim == 2 and T >= matmul_float.MANY:
         start, _, row_bytes = _memory_of(weight)
         matmul_float.multiply(x, weight, (start, row_bytes), out, weight.name or name)
@@ -141,15 +138,21 @@ def _multiply_dequantized(x, weight, out, groups):
     matrices, starts = (_int64s(a, k) for a, k in zip(groups.addresses[:2], (n, n + 1), strict=True))
     step = max(16, DEQUANTIZED_VALUES // C // 16 * 16)
     for u in np.flatnonzero(np.diff(starts)):
-        part = weight if weight.ndim == 2 else weight.expert(int(matrices[u]))
         ends = np.array([0, 0, starts[u + 1] - starts[u]])
         first = address(ends)
         entries = (at + 8 * int(starts[u]) for at in groups.addresses[2:])
         alone = Groups(1, int(ends[2]), (first, first + 8, *entries))
         for start in range(0, M, step):
-            numbers = part.take_rows(start, min(start + step, M)).dequantize()
+            numbers = _rows_of(weight, int(matrices[u]), start, min(start + step, M)).dequantize()
             rows = QTensor.from_array(numbers, "F32", weight.name)
             _launch(dot_float.linear_f32, (address(x), 0, 0), rows, out, alone, start)
+
+
+def _rows_of(weight, matrix, start, stop):
+    """Some rows of one of its matrices, as in the file."""
+    if isinstance(weight, PackedTensor):
+        return weight.unpack_rows(start, stop, matrix)
+    return (weight if weight.ndim == 2 else weight.expert(matrix)).take_rows(start, stop)
 
 
 def _int64s(at, n):

@@ -94,12 +94,20 @@ def _force(name, own, features):
     config.CPU_NAME, config.CPU_FEATURES = "x86-64", ",".join("+" + need for need in _X86_SETS[name])
 
 
+def _keep_pair_products():
+    """LLVM makes two instructions of one sum of pair products (vpdpwssd) where that shortens a chain, unless
+    it is told that the one is fast.  What counts here is how many there are."""
+    if IS_X86 and "avx512vnni" in FEATURES and config.CPU_FEATURES is None and config.CPU_NAME is None:
+        config.CPU_FEATURES = llvm.get_host_cpu_features().flatten() + ",+fast-dpwssd"
+
+
 _host = _compiled_for()
 _own_set = _own(_host)
 AVAILABLE = _available(_own_set, _host)
 KERNELS = os.environ.get(SETTING) or _own_set
 _force(KERNELS, _own_set, _host)
 FEATURES = _compiled_for()
+_keep_pair_products()
 
 # What sets differ in: the int8 dot product of 16 lanes ("avx512vnni", "avxvnni", "neon" or "generic"), and
 # where the tiles of matrix products lie ("registers", "memory", or None without tiles).

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from fastpath.cpu import machine, matmul_rows, matmul_tiles, panels, threads
 from fastpath.cpu.activations import (
+    PIECE,
     SPARE,
     first_of_tile,
     firsts_and_pairs,
@@ -169,8 +170,9 @@ def matmul(args, lo, hi, thread):
 class Route:
     """Kernels that put activations in order and multiply them, by the format's name.
 
-    rows   of a tile
-    words  per row and block, of a Shape
+    rows       of a tile
+    words      per row and block, of a Shape
+    is_padded  a tile with fewer rows is filled up
     """
 
     rows: int
@@ -178,20 +180,16 @@ class Route:
     order_32: Kernel
     order_256: Kernel
     product: Callable
+    is_padded: bool
 
     def order(self, shape):
         return self.order_32 if shape.is_32 else self.order_256
 
 
-VECTORS = Route(matmul_rows.ROWS, words_of_block, lanes_of_32, lanes_of_256, matmul_rows.product_kernel)
-TILES = Route(matmul_tiles.ROWS, words_of_tile, tiles_of_32, tiles_of_256, matmul_tiles.product_kernel)
-
-
-def kernels_for(name):
-    """The kernels that products with this format need (for warming up)."""
-    routes = (VECTORS, TILES) if machine.TILES else (VECTORS,)
-    own = [kernel for route in routes for kernel in (route.order(SHAPES[name]), route.product(name))]
-    return *own, panels.ROWS[name], panels.PACKED[name], matmul
+VECTORS = Route(
+    matmul_rows.ROWS, words_of_block, lanes_of_32, lanes_of_256, matmul_rows.product_kernel, False
+)
+TILES = Route(matmul_tiles.ROWS, words_of_tile, tiles_of_32, tiles_of_256, matmul_tiles.product_kernel, True)
 
 
 def multiply(x, weight, memory, out, groups, most):
@@ -207,7 +205,7 @@ def multiply(x, weight, memory, out, groups, most):
     is_packed = isinstance(weight, PackedTensor)
     expected = groups.n_entries // max(1, groups.n_groups)  # of a matrix
     route = TILES if machine.TILES and expected > FEW else VECTORS
-    activations, x_bytes = _ordered(route, x, shape, groups, most, n_threads, label)
+    activations, x_bytes = ordered(route, x, shape, groups, most, n_threads, label)
     step = form.block_bytes * (16 if is_packed else 1)
     ahead = SLAB * 256 // form.block_size * step if is_packed else 0  # rows of a file do it on their own
     n_groups, at_once = -(-M // 16), MOST_ROWS // route.rows
@@ -236,7 +234,7 @@ def _span(n_groups, n_matrices, n_threads):
     return min(SPAN, max(GROUPS, wanted // GROUPS * GROUPS))
 
 
-def _ordered(route, x, shape, groups, most, n_threads, label):
+def ordered(route, x, shape, groups, most, n_threads, label):
     """The activations of all entries in tiles; (address, bytes of a row)."""
     C, rows, form = x.shape[1], route.rows, shape.form
     row_bytes = 4 * route.words(shape) * (C // (32 if shape.is_32 else 256))
@@ -246,8 +244,10 @@ def _ordered(route, x, shape, groups, most, n_threads, label):
     per_matrix = -(-most // rows) if groups.n_groups == 1 else 1
     _, starts, x_rows, _ = groups.addresses
     args = (
-        address(x), C, starts, x_rows, per_matrix, rows, space + scratch, row_bytes, space, *parameters,
+        address(x), C, starts, x_rows, per_matrix, rows, route.is_padded, space + scratch, row_bytes, space,
+        *parameters,
     )  # fmt: skip
-    n_items, grain = groups.n_groups * per_matrix, max(1, MIN_VALUES // (C * rows))
+    n_items = groups.n_groups * per_matrix * -(-C // PIECE)
+    grain = max(1, MIN_VALUES // (min(C, PIECE) * rows))
     threads.run(route.order(shape), args, n_items, grain, n_threads, label=label)
     return space + scratch, row_bytes

@@ -40,7 +40,7 @@ from fastpath.cpu.simd import (
 )
 from fastpath.cpu.simd_dot import FIRST_LEVEL, dot_pairs, dot_spread_at, prefetch
 
-MATVEC_ROWS = 4  # with more rows of one matrix panels are as fast, or faster (bench/kernels.py)
+MATVEC_ROWS = 4  # of experts; of one matrix fewer (matvec_few.py). With more, panels are as fast, or faster
 FAR, NEAR = 8192, 2048  # bytes between what is in work and what is asked for, into which cache
 ONE, TWO, FOUR = (0,), (0, 0), (0, 0, 0, 0)  # types carry a number of activation rows: by their lengths
 
@@ -71,11 +71,11 @@ def _float(b, lanes):
     return b.sitofp(lanes, f32x16.ir)
 
 
-def _fma(b, x, y, z):
+def fma(b, x, y, z):
     return invoke(b, "llvm.fma.v16f32", f32x16.ir, [x, y, z])
 
 
-def _ask_for(b, block, n_bytes):
+def ask_for(b, block, n_bytes):
     """Of the next blocks, as many bytes as are read now: far ones from memory, near ones from that cache."""
     for line in range(0, n_bytes, 64):
         prefetch(b, b.add(block, I64(FAR + line)))
@@ -140,7 +140,7 @@ def product_32(form, block_bytes):
     def codegen(context, b, signature, args):
         acc, block, number, q, scales, sums = args
         acc, q, scales, sums = (values_of(b, value) for value in (acc, q, scales, sums))
-        _ask_for(b, block, 16 * block_bytes)
+        ask_for(b, block, 16 * block_bytes)
         q, at = _at(b, q, b.shl(number, I64(5))), b.shl(number, I64(2))
         totals = [_load(b, total, I32) for total in _at(b, sums, at)]
         # two sums per row, so that an instruction need not wait for the one before it
@@ -153,10 +153,10 @@ def product_32(form, block_bytes):
         minimum = form.minimum(packed).value if form.minimum else None
         for t, address in enumerate(_at(b, scales, at)):
             x_scale = splat(b, _load(b, address, F32), 16)
-            acc[t] = _fma(b, _float(b, b.add(*dots[t])), b.fmul(scale, x_scale), acc[t])
+            acc[t] = fma(b, _float(b, b.add(*dots[t])), b.fmul(scale, x_scale), acc[t])
             if minimum is not None:
                 total = splat(b, b.sitofp(totals[t], F32), 16)
-                acc[t] = _fma(b, total, b.fmul(minimum, x_scale), acc[t])
+                acc[t] = fma(b, total, b.fmul(minimum, x_scale), acc[t])
         return tuple_of(b, args[0].type, acc)
 
     @intrinsic
@@ -249,14 +249,14 @@ def product_256(form, block_bytes):
         whole = [cgutils.alloca_once_value(b, same(i32x16, 0)) for _ in acc]
         with cgutils.for_range(b, I64(4), intp=I64) as loop:
             quarter = 4 * block_bytes
-            _ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), quarter)
+            ask_for(b, b.add(block, b.mul(loop.index, I64(quarter))), quarter)
             _add_part(b, form, whole, packed, loop.index, q, sums, stack)
         for t, x_scale in enumerate(x_scales):
             scale = b.fmul(d.value, splat(b, x_scale, 16))
-            acc[t] = _fma(b, _float(b, b.load(whole[t])), scale, acc[t])
+            acc[t] = fma(b, _float(b, b.load(whole[t])), scale, acc[t])
             if minima:
                 scale = b.fmul(dmin.value, splat(b, b.fneg(x_scale), 16))
-                acc[t] = _fma(b, _float(b, minima[t]), scale, acc[t])
+                acc[t] = fma(b, _float(b, minima[t]), scale, acc[t])
         return tuple_of(b, args[0].type, acc)
 
     @intrinsic

@@ -120,20 +120,25 @@ class PackedTensor:
         if not self.is_grouped:
             rows = self.as_rows()
             return QTensor(self.format, self.shape, rows.data.copy(), self.name)
-        n_matrices = math.prod(self.shape[:-2])
-        groups = self.memory[: n_matrices * self.matrix_bytes]
-        blocks = groups.reshape(n_matrices, _groups_per_matrix(self), -1, GROUP * self.format.block_bytes)
-        rows = np.empty((*blocks.shape[:3], GROUP, self.format.block_bytes), np.uint8)
+        matrices = [self.unpack_rows(0, self.shape[-2], m) for m in range(math.prod(self.shape[:-2]))]
+        data = np.stack([matrix.data for matrix in matrices]).reshape(*self.shape[:-1], -1)
+        return QTensor(self.format, self.shape, data, self.name)
+
+    def unpack_rows(self, first: int, stop: int, matrix: int = 0) -> QTensor:
+        """Rows first .. stop - 1 of one matrix in the file's order, as a copy."""
+        start, block_bytes = matrix * self.matrix_bytes, self.format.block_bytes
+        lo, hi = first // GROUP, -(-stop // GROUP)
+        groups = self.memory[start + lo * _group_bytes(self) : start + hi * _group_bytes(self)]
+        blocks = groups.reshape(hi - lo, -1, GROUP * block_bytes)
+        rows = np.empty((hi - lo, GROUP, blocks.shape[1], block_bytes), np.uint8)
         at = 0
         for unit, count in SEGMENTS[self.format.name]:
             end = at + unit * count
-            units = blocks[..., GROUP * at : GROUP * end].reshape(*blocks.shape[:3], count, GROUP, unit)
-            rows[..., at:end] = np.moveaxis(units, -3, -2).reshape(*blocks.shape[:3], GROUP, end - at)
+            units = blocks[..., GROUP * at : GROUP * end].reshape(*blocks.shape[:2], count, GROUP, unit)
+            rows[..., at:end] = units.transpose(0, 3, 1, 2, 4).reshape(*rows.shape[:3], end - at)
             at = end
-        rows = np.moveaxis(rows, 3, 2).reshape(n_matrices, -1, self.row_bytes)[:, : self.shape[-2]]
-        return QTensor(
-            self.format, self.shape, np.ascontiguousarray(rows).reshape(*self.shape[:-1], -1), self.name
-        )
+        data = rows.reshape(-1, self.row_bytes)[first - GROUP * lo : stop - GROUP * lo]
+        return QTensor(self.format, (stop - first, self.row_len), data, self.name)
 
 
 def packed_bytes(tensor) -> int:

@@ -77,7 +77,7 @@ def _store(b, lanes, address, offset):
     b.store(lanes.value, pointer(b, address, offset), align=1)
 
 
-def _pair(x, y):
+def pair(x, y):
     """Two small numbers per lane in one word."""
     return (x & 0xFFFF) | (y << 16)
 
@@ -106,7 +106,7 @@ def _write_256(b, shape, block, panel, number):
     if mn:
         _store(b, dmin, panel, MINIMA)
         for i in range(form.n_sub // 2):
-            _store(b, _pair(mn[2 * i], mn[2 * i + 1]), panel, MIN_PAIRS + 64 * i)
+            _store(b, pair(mn[2 * i], mn[2 * i + 1]), panel, MIN_PAIRS + 64 * i)
 
 
 def _writers(name):

@@ -121,10 +121,6 @@ def _binary(vec, operation):
     return define(vec(vec, vec), lambda b, x, y: getattr(b, operation)(x, y))
 
 
-def _by_constant(vec, operation, value):
-    return define(vec(vec), lambda b, x: getattr(b, operation)(x, same(vec, value)))
-
-
 def _converts(source, target, operation):
     return define(target(source), lambda b, x: getattr(b, operation)(x, target.ir))
 
@@ -215,7 +211,7 @@ splat_i32 = define(i32x16(types.int64), lambda b, x: splat(b, b.trunc(x, I32), 1
 splat_f32 = define(f32x16(types.float32), lambda b, x: splat(b, x, 16))
 spread_f32 = define(f32x16(types.intp), lambda b, p: splat(b, b.load(pointer(b, p), typ=F32, align=1), 16))
 
-add_i32, sub_i32, mul_i32 = _binary(i32x16, "add"), _binary(i32x16, "sub"), _binary(i32x16, "mul")
+add_i32 = _binary(i32x16, "add")
 add_f32, sub_f32 = _binary(f32x16, "fadd"), _binary(f32x16, "fsub")
 mul_f32, div_f32 = _binary(f32x16, "fmul"), _binary(f32x16, "fdiv")
 max_f32, min_f32 = _llvm(f32x16, "maxnum", 2), _llvm(f32x16, "minnum", 2)
@@ -227,9 +223,6 @@ abs_f32, round_f32, sqrt_f32 = (
 copysign_f32 = _llvm(f32x16, "copysign", 2)
 fma_f32 = _llvm(f32x16, "fma", 3)
 sum_f32 = _reduction(f32x16, types.float32, lambda b, x, y: b.fadd(x, y))
-sum_i32 = define(
-    types.int64(i32x16), lambda b, v: b.sext(invoke(b, "llvm.vector.reduce.add.v16i32", I32, [v]), I64)
-)
 top_f32 = _reduction(
     f32x16, types.float32, lambda b, x, y: invoke(b, "llvm.maxnum.v16f32", f32x16.ir, [x, y])
 )
@@ -274,57 +267,5 @@ def _f16_to_f32(b, wide):
 
 
 low_f16 = define(f32x16(i32x16), lambda b, v: _f16_to_f32(b, b.and_(v, same(i32x16, 0xFFFF))))
-high_f16 = define(f32x16(i32x16), lambda b, v: _f16_to_f32(b, b.lshr(v, same(i32x16, 16))))
 low_bf16 = define(f32x16(i32x16), lambda b, v: b.bitcast(b.shl(v, same(i32x16, 16)), f32x16.ir))
-
-
-def _low_e8m0(b, v):
-    """2 ** (e - 128) of the exponent in the lowest byte; the two smallest results are denormal."""
-    e = b.and_(v, same(i32x16, 255))
-    normal = b.shl(b.sub(e, same(i32x16, 1)), same(i32x16, 23))
-    denormal = b.shl(same(i32x16, 0x00200000), b.and_(e, same(i32x16, 1)))
-    return b.bitcast(b.select(b.icmp_unsigned("<", e, same(i32x16, 2)), denormal, normal), f32x16.ir)
-
-
-low_e8m0 = define(f32x16(i32x16), _low_e8m0)
-
-# -- bytes and bits; `n` and `mask` are constants of the code
-
-or_i8, or_i32 = _binary(i8x64, "or_"), _binary(i32x16, "or_")
 as_i8 = _converts(i32x16, i8x64, "bitcast")
-
-
-def shr_i8(n):
-    return _by_constant(i8x64, "lshr", n)
-
-
-def shl_i8(n):
-    return _by_constant(i8x64, "shl", n)
-
-
-def and_i8(mask):
-    return _by_constant(i8x64, "and_", mask)
-
-
-def xor_i8(mask):
-    return _by_constant(i8x64, "xor", mask)
-
-
-def and_i32(mask):
-    return _by_constant(i32x16, "and_", mask)
-
-
-def _byte(signed):
-    """Byte `at` (0 to 3) of each lane as int32."""
-
-    def build(b, v, at):
-        up = b.shl(v, splat(b, b.trunc(b.sub(I64(24), b.shl(at, I64(3))), I32), 16))
-        return (b.ashr if signed else b.lshr)(up, same(i32x16, 24))
-
-    return define(i32x16(i32x16, types.int64), build)
-
-
-byte_u8, byte_s8 = _byte(False), _byte(True)
-shift_i32 = define(  # each lane >> n
-    i32x16(i32x16, types.int64), lambda b, v, n: b.lshr(v, splat(b, b.trunc(n, I32), 16))
-)

@@ -25,7 +25,6 @@ import struct
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -34,7 +33,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastpath import locks
+from fastpath import control_groups, locks
 from fastpath.cpu import kernel_cache, machine, recording
 from fastpath.cpu.kernel import call
 from fastpath.cpu.simd import I32, I64, ld_i64, st_i64
@@ -309,14 +308,9 @@ def _start(pool, worker):
 
 
 def available():
-    """How many threads this process may use: its CPUs, or its share of them inside a container."""
+    """How many threads this process may use: its logical CPUs, or its share of them inside a container."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        n = min(n, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no such file, or "max": no limit
-    return min(n, MAX_THREADS)
+    return min(n, control_groups.cpus() or n, MAX_THREADS)
 
 
 _PACK = [struct.Struct(f"{4 + n}q").pack_into for n in range(MAX_ARGS + 1)]

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from fastpath.cpu.lanes import HAS_BIT_MATRIX, Fours
 from fastpath.cpu.simd import I64
+from quant.fp4 import LEVELS as FP4_LEVELS
+from quant.i_quantize import LEVELS as IQ4_LEVELS
 
-# code -> level + 128; the levels are data of the formats (quant/i_quants.py, quant/fp4.py)
-IQ4 = [level + 128 for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)]
-FP4 = [level + 128 for level in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
+IQ4, FP4 = ([int(level) + 128 for level in levels] for levels in (IQ4_LEVELS, FP4_LEVELS))  # by code
 
 
 @dataclass(frozen=True)

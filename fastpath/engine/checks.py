@@ -2,9 +2,12 @@
 
 from itertools import pairwise
 
+import numpy as np
+
 from fastpath.engine.request import Request
 from fastpath.kv.geometry import GLOBAL, Geometry
 from fastpath.lanes import Lanes
+from refimpl.frontend.sampling import SamplingParams
 
 
 def check_request(request: Request, lanes: Lanes) -> None:
@@ -17,9 +20,14 @@ def check_request(request: Request, lanes: Lanes) -> None:
         raise ValueError("the prompt has no tokens. Give at least one.")
     if n > lanes.context_len:
         raise ValueError(lanes.too_long(n))
-    if request.max_tokens < 0:
+    if not isinstance(request.max_tokens, int | np.integer) or request.max_tokens < 0:
         raise ValueError(
-            f"max_tokens {request.max_tokens}, expected at least 0: the prompt alone is computed"
+            f"max_tokens {request.max_tokens!r}, expected a whole number of at least 0: the prompt alone is "
+            "computed"
+        )
+    if not isinstance(request.params, SamplingParams):
+        raise ValueError(
+            f"params {request.params!r}, expected SamplingParams. Leave it out for greedy answers"
         )
     lanes.model.check_ids(request.prompt_ids)
     _check_soft(request, lanes)
@@ -64,5 +72,5 @@ def _check_memory(n: int, lanes: Lanes) -> None:
     if GLOBAL in pools and n > pools[GLOBAL].n * page:
         raise ValueError(
             f"the prompt has {n} tokens, the memory for keys and values holds {pools[GLOBAL].n * page}. "
-            "Shorten it, or give the engine more (kv_bytes)"
+            "Shorten it, or give the engine more (kv_bytes; --kv-memory)"
         )

@@ -18,38 +18,21 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from fastpath.engine.call import Outcome, batch_of, outcomes_of
 from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import Event, Finished, Reason, Record, Request, Result, Token, Usage
-from fastpath.engine.scheduler import NOWHERE, Parts, Plan, Scheduler, Task
-from fastpath.engine.store import Store, full_and_spare, share_out
+from fastpath.engine.scheduler import NOWHERE, Plan, Scheduler, Task
+from fastpath.engine.store import Store
+from fastpath.kv.budget import full_and_spare, share_out
 from fastpath.kv.geometry import PAGE, Geometry, KVType
-from fastpath.lanes import Lanes, NotFiniteError, rows_not_finite
-from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
-from refimpl.frontend.sampling import sample
+from fastpath.lanes import Lanes, NotFiniteError
 
 Progress = Callable[[int, int], None]
 KEPT_RESULTS, KEPT_TOKENS = 1000, 1 << 20  # of the latest requests that are finished
 LAST = 1 << 62  # index of an event behind all tokens
-
-
-@dataclass(frozen=True)
-class _Made:
-    """What a call made of one request. It says what is to be, so that writing it down twice does no harm.
-
-    n_known  ids before the call; token: the one more that there is now
-    """
-
-    record: Record
-    n_done: int
-    n_known: int
-    token: int | None = None
-    logits: np.ndarray | None = None
-    reason: Reason | None = None
-    error: Exception | None = None
 
 
 class Engine:
@@ -110,10 +93,10 @@ class Engine:
         self._arrived: deque[Record] = deque()
         self._unwanted: deque[Record] = deque()
         self._finished: OrderedDict[int, Result] = OrderedDict()
-        self._events: dict[tuple[int, int], Event] = {}  # that nobody was told yet, by request and index
+        self._events: dict[int, dict[int, Event]] = {}  # that nobody was told yet, by request and index
         self._n_kept_tokens = self._n_added = 0
         self._in_books = False  # an interrupt now may leave scheduler, store and lanes at odds
-        self._made: Sequence[_Made] = ()  # by the last call, until all of it is written down
+        self._made: Sequence[Outcome] = ()  # by the last call, until all of it is written down
 
     # What callers ask.
 
@@ -163,7 +146,7 @@ class Engine:
                     events, self._events = self._events, {}
         finally:
             self._tidy()
-        return list(events.values())
+        return [event for of_one in events.values() for event in of_one.values()]
 
     def stream(self, id: int, progress: Progress | None = None) -> Iterator[int]:
         """The tokens of an answer as they come. Steps are made by whoever reads, if nobody else makes them.
@@ -178,7 +161,7 @@ class Engine:
             record = self._live.get(id)
             if record is not None:
                 record.is_streamed = True
-                self._forget_events(id)
+                self._events.pop(id, None)
         if record is None:
             result = self.result(id)
             yield from result.tokens
@@ -258,11 +241,11 @@ class Engine:
         self._take_in()
         plan = self._scheduler.plan()
         self._note(plan)
-        batch = self._batch(plan.parts) if plan.parts else None
+        who = [(self._live[task.id], n) for task, n in plan.parts]
         self._in_books = False
-        if batch is not None:
-            logits = self.lanes.forward(batch)  # an interrupt here costs this call and nothing else
-            self._made = self._sampled(plan.parts, logits)
+        if who:
+            logits = self.lanes.forward(batch_of(who))  # an interrupt here costs this call and nothing else
+            self._made = outcomes_of(who, logits, self.lanes)
             self._in_books = True
             self._write_down(self._made, began)
             self._made = ()
@@ -284,13 +267,11 @@ class Engine:
     def _note(self, plan: Plan) -> None:
         now = time.perf_counter()
         for task in plan.admitted:
-            self._store.admitted(task)
             record = self._live[task.id]
             usage = record.usage
             if not record.is_admitted:
                 record.is_admitted, usage.queue_s = True, now - record.began
-            usage.cached = min(task.n_done, usage.prompt)
-            usage.computed = usage.prompt - usage.cached
+                usage.cached, usage.computed = task.n_done, usage.prompt - task.n_done
             usage.recomputed += max(0, record.n_computed - task.n_done)
         for task in plan.preempted:
             self._live[task.id].usage.preemptions += 1
@@ -308,53 +289,7 @@ class Engine:
             error = f"a prompt of {n} tokens needs more than there is: {pages}. Give the cache more memory"
             self._end(record, "error", MemoryError(error))
 
-    def _batch(self, parts: Parts) -> Batch:
-        """Logits are wanted of those who have no more to compute."""
-        records = [self._live[task.id] for task, _ in parts]
-        if all(r.task.pending == 1 and (r.n_answer or not r.soft) for r in records):
-            return _rows(records)
-        pieces: list[tuple[int, int, list[int], LogitRows]] = []
-        soft: dict[int, Sequence[SoftTokens]] = {}
-        for (task, n), record in zip(parts, records, strict=True):
-            ids = record.ids[task.n_done : task.n_done + n]
-            pieces.append((task.lane, task.n_done, ids, "last" if n == task.pending else "none"))
-            if record.soft:
-                soft[task.lane] = record.soft
-        return make_batch(pieces, soft)
-
-    def _sampled(self, parts: Parts, logits: np.ndarray) -> list[_Made]:
-        """What the call makes of each. Changes nothing."""
-        suppress = self.lanes.model.tokenizer.suppress_ids
-        broken = set(rows_not_finite(logits))
-        made, row = [], 0
-        for task, n in parts:
-            record = self._live[task.id]
-            if n < task.pending:
-                made.append(_Made(record, task.n_done + n, len(record.ids)))
-                continue
-            if row in broken:
-                error: Exception = self.lanes.not_finite(record.ids, record.soft)
-                made.append(_Made(record, task.n_done, len(record.ids), reason="error", error=error))
-            else:
-                made.append(self._drawn(record, logits[row], suppress))
-            row += 1
-        return made
-
-    def _drawn(self, record: Record, logits: np.ndarray, suppress: tuple[int, ...]) -> _Made:
-        """All ids of a request are in the cache, and these are the logits after the last."""
-        n, request = len(record.ids), record.request
-        if request.max_tokens == 0:
-            return _Made(record, n, n, reason="length")
-        try:
-            token = sample(logits, request.params, record.ids, n, suppress)
-        except ValueError as error:  # no token may come
-            return _Made(record, n, n, reason="error", error=error)
-        if token in record.stop_ids:
-            return _Made(record, n, n, reason="stop")
-        wanted = logits.copy() if request.want_logits else None
-        return _Made(record, n, n, token, wanted, "length" if n + 1 == record.task.most else None)
-
-    def _write_down(self, made: Sequence[_Made], began: float) -> None:
+    def _write_down(self, made: Sequence[Outcome], began: float) -> None:
         now = time.perf_counter()
         if any(isinstance(each.error, NotFiniteError) for each in made):
             self._store.forget_prefixes()  # chunks of the prompt may be in it, with NaN among their keys
@@ -371,7 +306,7 @@ class Engine:
             self._tell(each)
             task.n_tokens = len(record.ids)
 
-    def _tell(self, each: _Made) -> None:
+    def _tell(self, each: Outcome) -> None:
         """What others see of it. Doing it again changes nothing."""
         record = each.record
         if each.token is not None:
@@ -380,7 +315,8 @@ class Engine:
             index = each.n_known - record.n_prompt
             with self._moved:
                 if not record.is_streamed:
-                    self._events[record.id, index] = Token(record.id, index, each.token, each.logits)
+                    event = Token(record.id, index, each.token, each.logits)
+                    self._events.setdefault(record.id, {})[index] = event
         if each.reason is not None:
             self._end(record, each.reason, each.error)
 
@@ -392,17 +328,15 @@ class Engine:
             record.reason = reason
             result = record.result()
             if not record.is_streamed:
-                self._events[record.id, LAST] = Finished(record.id, reason, record.usage, error)
+                event = Finished(record.id, reason, record.usage, error)
+                self._events.setdefault(record.id, {})[LAST] = event
             self._finished[record.id] = result
             del self._live[record.id]
             self._n_kept_tokens += len(result.tokens)
             while len(self._finished) > KEPT_RESULTS or self._n_kept_tokens > KEPT_TOKENS:
                 id, oldest = self._finished.popitem(last=False)
                 self._n_kept_tokens -= len(oldest.tokens)
-                self._forget_events(id)
-
-    def _forget_events(self, id: int) -> None:
-        self._events = {key: event for key, event in self._events.items() if key[0] != id}
+                self._events.pop(id, None)
 
     # Between steps.
 
@@ -464,14 +398,3 @@ def _clock(record: Record, began: float, now: float) -> None:
     else:
         usage.prefill_s += now - began
         usage.first_s = now - record.began
-
-
-def _rows(records: Sequence[Record]) -> Batch:
-    """One token of each: what make_batch would make of them, in a tenth of the time."""
-    n = len(records)
-    return Batch(
-        np.array([record.ids[-1] for record in records], np.int32),
-        np.array([len(record.ids) - 1 for record in records], np.int32),
-        np.array([record.task.lane for record in records], np.int32),
-        np.arange(n, dtype=np.int32),
-    )

@@ -20,7 +20,8 @@ class Request:
     """A prompt, and how to go on from it.
 
     prompt_ids   the whole conversation so far: what of it is in the cache already is found by its ids
-    soft         images and sounds, by their positions in the prompt
+    soft         images and sounds, by their positions in the prompt; nobody writes to their rows afterwards,
+                 since the prefix cache knows them by what they were
     params       of sampling; a draw depends on (seed, position) only, so company changes no answer
     max_tokens   of the answer; 0 computes the prompt and leaves it in the prefix cache
     stop_ids     end the answer and are no part of it; None: the model's end-of-generation tokens
@@ -40,7 +41,7 @@ class Usage:
     """What a request took so far.
 
     prompt       tokens of the prompt
-    cached       of these, how many the last admission found in the prefix cache
+    cached       of these, how many were in the prefix cache when it was first admitted
     computed     the others; cached + computed == prompt, once it was admitted
     generated    tokens of the answer
     recomputed   tokens that went through the model again, because pages ran out and the request had to wait

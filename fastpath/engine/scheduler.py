@@ -10,16 +10,14 @@ later is admitted before the first in the queue.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from refimpl.batch import SoftTokens, plan_chunks
 
-SMALL_CHUNK = (
-    256  # prompt tokens per call while others decode: what one more token of theirs may have to wait
-)
+SMALL_CHUNK = 256  # prompt tokens per call while others decode, who wait for them with each of their tokens
 HEADROOM = 128  # tokens that those who run may still write before they need what a newcomer would take
 NOWHERE = -1  # the lane of those who have none
 PATIENCE = 16  # plans until a newcomer that found no room asks again
@@ -67,6 +65,9 @@ class Memory(Protocol):
     def place(self, task: Task) -> None:
         """Gives a lane, and in it what is known of the sequence: `lane` and `n_done` are set."""
 
+    def admitted(self, task: Task) -> None:
+        """Its place is for good. Told before room is made: it may hold on to pages."""
+
     def take_back(self, task: Task) -> None:
         """The lane and its pages. The scheduler forgets `lane` and `n_done`."""
 
@@ -98,12 +99,12 @@ class Scheduler:
 
     def __init__(self, memory: Memory, n_seqs: int, chunk: int, small: int = SMALL_CHUNK):
         self.memory, self.n_seqs, self.chunk, self.small = memory, n_seqs, chunk, min(small, chunk)
-        self.waiting: deque[Task] = deque()
+        self.waiting: OrderedDict[Task, None] = OrderedDict()  # a queue that anybody may leave at once
         self.running: list[Task] = []  # in the order of arrival, as is `waiting`
         self._wait = 0  # plans until the first in the queue is looked at again
 
     def add(self, task: Task) -> None:
-        self.waiting.append(task)
+        self.waiting[task] = None
 
     def remove(self, task: Task) -> None:
         """It is finished, or nobody wants it any more; at any time between two calls."""
@@ -111,8 +112,8 @@ class Scheduler:
             self.running.remove(task)
             self._evict(task)
             self._wait = 0
-        elif task in self.waiting:
-            self.waiting.remove(task)
+        else:
+            self.waiting.pop(task, None)
 
     def plan(self) -> Plan:
         """Chooses and makes room; whoever has parts has pages for them."""
@@ -134,13 +135,15 @@ class Scheduler:
             self._wait -= 1
             return admitted
         while self.waiting and len(self.running) < self.n_seqs:
-            task = self.waiting[0]
+            task = next(iter(self.waiting))
             self.memory.place(task)
             if self.running and not self.memory.has_room([(t, _soon(t)) for t in [*self.running, task]]):
                 self._evict(task)
                 self._wait = PATIENCE
                 break
-            self.running.append(self.waiting.popleft())
+            del self.waiting[task]
+            self.running.append(task)
+            self.memory.admitted(task)
             admitted.append(task)
         return admitted
 
@@ -148,7 +151,8 @@ class Scheduler:
         """The youngest: it has waited least and its loss is the smallest."""
         task = self.running.pop()
         self._evict(task)
-        self.waiting.appendleft(task)
+        self.waiting[task] = None
+        self.waiting.move_to_end(task, last=False)
         self._wait = PATIENCE
         return task
 

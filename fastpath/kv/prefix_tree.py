@@ -29,7 +29,7 @@ from fastpath.kv.pages import PagePool
 from fastpath.kv.prefix_key import PrefixKey
 from fastpath.kv.prefix_node import Holdings, Node, Window
 
-SHORTEST = 32  # tokens: a shorter prefix is computed sooner than it is worth a page of each kind
+SHORTEST = 32  # tokens: a shorter sequence is not worth a page of each kind; of a kept one any part serves
 
 Held = Mapping[str, Sequence[tuple[int, int]]]  # kind -> (page number, page), as KVCache.held gives it
 

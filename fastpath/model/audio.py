@@ -27,7 +27,7 @@ def encode_audio(
     if len(samples) < least:
         raise ValueError(
             f"sound: {len(samples)} samples, expected at least {least} "
-            f"({1000 * least / SAMPLE_RATE:.2g} ms). Send a longer one"
+            f"({1000 * least / SAMPLE_RATE:.3g} ms). Send a longer one"
         )
     run = EncoderPass(ops, AUDIO_EPS, activations, trace or ignore)
     if config.kind == "gemma4ua":

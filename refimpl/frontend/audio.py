@@ -9,15 +9,17 @@ A soft token is 40 ms of sound in both.
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from refimpl.frontend.media_file import MediaFile, Source, describe, read_media
+from refimpl.frontend.media_file import UNKNOWN, MediaFile, Source, describe, read_media
 from refimpl.frontend.wav import is_wave, open_wave
 
 SAMPLE_RATE = 16_000
@@ -28,11 +30,18 @@ FRAME, HOP, FFT = 320, 160, 512  # 20 ms of sound every 10 ms, padded to 512 for
 MEL_FLOOR = 1e-3
 TOKEN_SAMPLES = 640  # 40 ms
 MIN_SAMPLES = FRAME // 2 + 1  # below, there is not one whole frame
+SHORTEST = "10.1 ms"  # the same, for messages
 
 EXPECTED = "a sound (WAV, MP3, OGG, FLAC or M4A, whatever its name)"
 PASSED = 0.95  # of the band up to the lower Nyquist frequency; the rest of it fades out
 RATES = (1_000, 400_000)
+LOUDEST = 2.0**31  # of float samples; larger ones are no sound, and the encoders would overflow
 PIECE = 1  # seconds that are resampled at a time
+_NO_MEMORY = (
+    "failed to map segment",
+    "Cannot allocate memory",
+    "cannot allocate memory",
+)  # of loading a library
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,15 @@ def load_audio(source: Source, *, name: str | None = None) -> Sound:
     file = read_media(source, "a sound", name)
     rate, mixed, seconds = _decode(file)
     if not len(mixed):
-        raise file.fault("no samples", f"{EXPECTED} of 10 ms or more", "Record or send it again")
+        raise file.fault("no samples", f"{EXPECTED} of {SHORTEST} or more", "Record or send it again")
     if not np.isfinite(mixed).all():
         first = int(np.argmin(np.isfinite(mixed)))
         raise file.fault(
             f"sample {first} is not a number", "numbers only", "The file is damaged: save it again"
+        )
+    if (peak := np.abs(mixed).max()) > LOUDEST:
+        raise file.fault(
+            f"samples up to {peak:.2g}", "-1 .. 1, or whole numbers of 32 bits", "Save it again as 16-bit WAV"
         )
     samples = resample(mixed, rate)[:MAX_SAMPLES].astype(np.float32)
     notes: tuple[str, ...] = ()
@@ -223,7 +236,12 @@ def unreadable(file: MediaFile, kind: str, expected: str, error: Exception) -> E
     """What a fault of PyAV means for the user; one that names the file already stays as it is."""
     if isinstance(error, ValueError) and str(error).startswith(f"{file.name}: "):
         return error
-    if describe(file.data) != "bytes of no known format":
+    if isinstance(error, ImportError):  # Pillow's, which resizes frames
+        return _unloadable(file, error)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EAGAIN):
+        # EAGAIN: a decoder's thread that could not begin
+        return file.fault("too large to decode", f"a {kind} that fits the memory", "Send it smaller")
+    if describe(file.data) != UNKNOWN:
         return file.fault(describe(file.data), expected, f"Convert it, or send the {kind} itself")
     cause = " ".join(str(getattr(error, "strerror", None) or error).split())[:120] or type(error).__name__
     return file.fault(f"not readable as {kind} ({cause})", expected, "It may be cut off or damaged")
@@ -254,13 +272,24 @@ def _packed(frame: Any) -> Any:
 
 def import_av(file: MediaFile) -> Any:
     """PyAV, which only compressed sounds and videos need."""
+    if find_spec("av") is None:
+        raise file.fault(
+            "a file that needs PyAV", "the package av", "Install it: pip install twinpath[media]"
+        )
     try:
         import av
     except ImportError as error:
-        raise file.fault(
-            "a file that needs PyAV", "the package av", "Install it: pip install twinpath[media]"
-        ) from error
+        raise _unloadable(file, error) from error
     return av
+
+
+def _unloadable(file: MediaFile, error: ImportError) -> Exception:
+    """Of a library that is there."""
+    cause = " ".join(str(error).split())[:200]
+    if any(sign in cause for sign in _NO_MEMORY):
+        return MemoryError(f"{file.name}: a library cannot be loaded ({cause})")
+    advice = "Install again what is named: pip install --force-reinstall"
+    return file.fault(f"a library cannot be loaded ({cause})", "one that works", advice)
 
 
 def _check_rate(file: MediaFile, rate: int) -> None:

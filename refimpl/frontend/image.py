@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from refimpl.frontend.media_file import MediaFile, Source, describe, read_media
+from refimpl.frontend.media_file import UNKNOWN, MediaFile, Source, describe, read_media
 
 BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens that an image may cost; the models were trained with these
 DEFAULT_BUDGET = 280
 TOKEN_PIXELS = 48  # side of the square that becomes one soft token: 3 x 3 patches of 16 x 16
 
-MAX_PIXELS = 1 << 27  # 134 million, above what cameras deliver; to decode that many takes 1.4 GB for a moment
+MAX_PIXELS = 1 << 27  # 134 million, above what cameras deliver; to decode that many takes 1.8 GB for a moment
 FORMATS = "PNG, JPEG, WebP, GIF, BMP, TIFF, AVIF or HEIF"
 EXPECTED = f"an image ({FORMATS}, whatever its name)"
 
@@ -143,6 +143,10 @@ def _decode(file: MediaFile) -> np.ndarray:
     try:
         opened = imageio.imopen(io.BytesIO(file.data), "r", plugin="pillow")
     except Exception as error:  # decoders raise anything on broken files
+        if isinstance(error, ImportError):  # of a part of Pillow, which is there: imageio hides what it said
+            raise MemoryError from error
+        if isinstance(error.__cause__, MemoryError):
+            raise error.__cause__ from None
         if isinstance(error.__cause__, DecompressionBombError):
             number = re.search(r"\d+", str(error.__cause__))
             raise _too_large(file, number[0] if number else "too many") from error
@@ -159,6 +163,8 @@ def _decode(file: MediaFile) -> np.ndarray:
             if str(error).startswith(f"{file.name}: "):
                 raise
             raise _damaged(file, error) from error
+        except MemoryError:
+            raise
         except Exception as error:
             raise _damaged(file, error) from error
     if pixels.size == 0:
@@ -206,7 +212,7 @@ def _unreadable(file: MediaFile, kind: str) -> ValueError:
     if kind == "AVIF" and not _reads_avif():
         advice = "Install one: pip install --upgrade --force-reinstall pillow"
         return file.fault("an AVIF image", "a Pillow that was built with AVIF", advice)
-    if describe(file.data) != "bytes of no known format":  # a text that begins with BM
+    if describe(file.data) != UNKNOWN:  # a text that begins with BM
         return file.fault(describe(file.data), EXPECTED, "Convert it, or send the image itself")
     return _damaged(file, f"not readable as {kind}")
 

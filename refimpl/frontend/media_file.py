@@ -8,6 +8,8 @@ from pathlib import Path
 
 MAX_BYTES = 1 << 30  # a file is read whole; nobody sends more than this for 30 s of sound or 60 frames
 
+UNKNOWN = "bytes of no known format"
+
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 
@@ -33,6 +35,8 @@ def read_media(source: Source, kind: str, name: str | None = None) -> MediaFile:
     if isinstance(source, bytes | bytearray | memoryview):
         file = MediaFile(name or f"{kind.split()[-1]} in memory", bytes(source))
     else:
+        if not os.fspath(source):
+            raise ValueError(f"the name of the file is empty, expected {kind}. Name a file")
         path = Path(source)
         try:
             if not path.is_file():
@@ -55,6 +59,13 @@ def read_media(source: Source, kind: str, name: str | None = None) -> MediaFile:
     return file
 
 
+def begins_as(data: bytes) -> str | None:
+    """ "video" or "sound" by the first bytes, for messages; containers of both count as videos."""
+    if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip") or data[:4] == b"\x1aE\xdf\xa3":
+        return "video"
+    return "sound" if data.startswith((b"OggS", b"fLaC", b"ID3")) else None
+
+
 def describe(data: bytes) -> str:
     """What some bytes look like, for a file that is not what it should be."""
     head = data[:512]
@@ -70,6 +81,6 @@ def describe(data: bytes) -> str:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.start < len(head) - 4:  # not only a character cut at the end of the sample
-            return "bytes of no known format"
+            return UNKNOWN
         text = head[: error.start].decode("utf-8")
-    return "text" if text.isprintable() or not any(ord(c) < 9 for c in text) else "bytes of no known format"
+    return "text" if text.isprintable() or not any(ord(c) < 9 for c in text) else UNKNOWN

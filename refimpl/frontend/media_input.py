@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from refimpl.frontend.audio import count_audio_tokens, count_waveform_tokens, load_audio
+from refimpl.frontend.audio import SHORTEST, count_audio_tokens, count_waveform_tokens, load_audio
 from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, check_budget, fit, load_image
 from refimpl.frontend.media_file import MediaFile, Source, read_media
 from refimpl.frontend.media_prompt import Kind, MediaPart
@@ -79,17 +79,34 @@ def open_input(
         n = (count_waveform_tokens if is_raw else count_audio_tokens)(len(sound.samples))
         if n == 0:
             raise file.fault(
-                f"{len(sound.samples)} samples at 16 kHz", "a sound of 10.1 ms or more", "Send a longer one"
+                f"{len(sound.samples)} samples at 16 kHz",
+                f"a sound of {SHORTEST} or more",
+                "Send a longer one",
             )
         return MediaInput(file.name, MediaPart("audio", (n,)), (sound.samples,), sound.notes)
     if kind == "image":
         check_budget(budget)
         canvas = fit(load_image(file.data, name=file.name), budget)
+        _check_positions(media, file, canvas)
         return MediaInput(file.name, MediaPart("image", (_tokens(canvas),)), (canvas,))
     video = load_video(file.data, name=file.name, **vars(sampling))
     frames = tuple(frame.pixels for frame in video.frames)
+    for canvas in frames:
+        _check_positions(media, file, canvas)
     part = MediaPart("video", tuple(map(_tokens, frames)), tuple(frame.seconds for frame in video.frames))
     return MediaInput(file.name, part, frames, video.notes)
+
+
+def _check_positions(media: Any, file: MediaFile, canvas: np.ndarray) -> None:
+    """An encoder has a learnt vector for each of so many columns and rows of patches."""
+    config = media.need_vision()[0]
+    rows, columns = canvas.shape[0] // config.patch, canvas.shape[1] // config.patch
+    if max(rows, columns) > config.n_positions:
+        raise file.fault(
+            f"{columns} x {rows} patches on its canvas",
+            f"at most {config.n_positions} along a side, as many as the encoder has positions",
+            "Choose a smaller number of image tokens, or send a less narrow one",
+        )
 
 
 def _tokens(canvas: np.ndarray) -> int:

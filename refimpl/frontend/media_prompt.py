@@ -80,9 +80,14 @@ def soft_tokens(starts: Sequence[int], encoded: Sequence[Encoded]) -> list[SoftT
     return [SoftTokens(start, r, vision) for start, (r, vision) in zip(starts, rows, strict=True)]
 
 
+def placeholders(text: str) -> list[str]:
+    """The kinds of a rendered prompt's placeholders, in order."""
+    return _PLACEHOLDER.findall(text)
+
+
 def expand(text: str, parts: Sequence[MediaPart]) -> str:
     """Write the parts in the places of a rendered prompt's placeholders, in order."""
-    found: list[str] = _PLACEHOLDER.findall(text)
+    found = placeholders(text)
     if found != [part.kind for part in parts]:
         raise ValueError(
             f"prompt: its messages have {_listed(found)}, given were {_listed([p.kind for p in parts])}; "

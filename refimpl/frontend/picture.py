@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from refimpl.frontend.audio import Sound, log_mel
-from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, fit, load_image
-from refimpl.frontend.media_file import Source, describe, read_media
+from refimpl.frontend.audio import Sound, load_audio, log_mel
+from refimpl.frontend.image import DEFAULT_BUDGET, TOKEN_PIXELS, fit, format_of, load_image
+from refimpl.frontend.media_file import UNKNOWN, MediaFile, Source, begins_as, describe, read_media
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
-from refimpl.frontend.video import Frame, load_video, stamp
+from refimpl.frontend.video import NO_VIDEO, Frame, load_video, stamp
+from refimpl.frontend.wav import is_wave
 
 SIDE = 24  # pixels of a picture of a sound that stand for a soft token; 4 mel frames
 MEL_RANGE = (np.log(1e-3), 4.0)  # silence is black; speech rarely exceeds this
-MAX_SIDE = 8192  # what a viewer opens; longer pictures of sounds and strips are broken into rows
 SEVERAL = 8  # soft tokens between two numbers under a sound
+LINE = 10 * SEVERAL  # soft tokens in a line of the picture of a sound: 3.2 s, as wide as a screen
+MAX_SIDE = 8192  # pixels of a row of frames; viewers do not open much more
 
 
 def image_picture(canvas: np.ndarray) -> np.ndarray:
@@ -48,8 +50,7 @@ def audio_picture(sound: Sound) -> np.ndarray:
     colored = np.repeat(canvas[:, :, None], 3, axis=2)
     colored[:-16, ::SIDE] = colored[:-16, ::SIDE] // 2 + np.array([0, 60, 90], np.uint8)
     lines = [
-        _numbered(colored[:, a : a + _per_line() * SIDE], a // SIDE)
-        for a in range(0, colored.shape[1], _per_line() * SIDE)
+        _numbered(colored[:, a : a + LINE * SIDE], a // SIDE) for a in range(0, colored.shape[1], LINE * SIDE)
     ]
     return _stack(lines)
 
@@ -72,31 +73,36 @@ def picture_of(
     sampling: Sampling = DEFAULT_SAMPLING,
     name: str | None = None,
 ) -> np.ndarray:
-    """The picture of a file, whatever it is: an image if it can be read as one, else a sound, else a video.
+    """The picture of a file, whatever it is: an image or a WAV file if it begins as one, else a video, else a
+    sound.
 
     Raises:
         ValueError: one line, if it is none of them
     """
-    from refimpl.frontend.audio import load_audio
-
     file = read_media(source, "an image, a sound or a video", name)
-    attempts: list[Any] = [
-        lambda: image_picture(fit(load_image(file.data, name=file.name), budget)),
-        lambda: video_picture(load_video(file.data, name=file.name, **vars(sampling)).frames),
-        lambda: audio_picture(load_audio(file.data, name=file.name)),
-    ]
-    faults = []
-    for attempt in attempts:
-        try:
-            return attempt()
-        except ValueError as fault:
-            faults.append(fault)
-    told = next(
-        (f for f in faults if "expected an image (" not in str(f) and "no video in" not in str(f)), None
-    )
-    if describe(file.data) == "bytes of no known format" and told is not None:
-        raise told
-    raise file.fault(describe(file.data), "an image, a sound or a video", "Send another file")
+    if format_of(file.data) is not None:  # a cut JPEG would be a video of one frame
+        return image_picture(fit(load_image(file.data, name=file.name), budget))
+    if is_wave(file.data):
+        return audio_picture(load_audio(file.data, name=file.name))
+    try:
+        return video_picture(load_video(file.data, name=file.name, **vars(sampling)).frames)
+    except ValueError as fault:
+        of_video = fault
+    try:
+        return audio_picture(load_audio(file.data, name=file.name))
+    except ValueError as of_sound:
+        raise _told(file, of_video, of_sound) from None
+
+
+def _told(file: MediaFile, of_video: ValueError, of_sound: ValueError) -> ValueError:
+    """The fault that helps, of a file that is neither a video nor a sound."""
+    seen, kind = describe(file.data), begins_as(file.data)
+    if seen == UNKNOWN:
+        if kind == "sound" or f"{file.name}: {NO_VIDEO}" in str(of_video):
+            return of_sound
+        if kind == "video" or f"{file.name}: not readable as" not in str(of_video):
+            return of_video
+    return file.fault(seen, "an image, a sound or a video", "Send another file")
 
 
 def png_bytes(picture: np.ndarray) -> bytes:
@@ -104,11 +110,6 @@ def png_bytes(picture: np.ndarray) -> bytes:
     import imageio.v3 as imageio
 
     return bytes(imageio.imwrite("<bytes>", picture, extension=".png", plugin="pillow"))
-
-
-def _per_line() -> int:
-    """Soft tokens in one line of the picture of a sound."""
-    return MAX_SIDE // SIDE // SEVERAL * SEVERAL // 4
 
 
 def _numbered(strip: np.ndarray, first: int) -> np.ndarray:

@@ -253,7 +253,6 @@ def _check(
         if not expected:
             kind = "a whole number" if whole else "a number"
             least = "" if low == -inf else f" of at least {low:g}"
-            expected = (
-                kind + least + ("" if high in (inf, 1 << 31, (1 << 64) - 1) else f" and at most {high:g}")
-            )
+            most = "" if high == inf else f" and at most {high if whole else f'{high:g}'}"
+            expected = kind + least + most
         raise ValueError(f"{name}: {value!r}, expected {expected}")

@@ -18,12 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from refimpl.frontend.audio import import_av, unreadable
-from refimpl.frontend.image import MAX_PIXELS, fit
+from refimpl.frontend.image import MAX_PIXELS, fit, format_of
 from refimpl.frontend.media_file import MediaFile, Source, read_media
 
 FRAME_BUDGET = 70  # soft tokens of a frame
 MAX_FRAMES = 60
 UNIFORM_FRAMES = 32
+NO_VIDEO = "no video in it"
 EXPECTED = "a video (MP4, WebM or MOV, whatever its name)"
 SEEK_SECONDS = 5.0  # a gap from which on it is faster to jump to a key frame than to decode all between
 MAX_DECODED = 50_000  # frames; bounds the time that a file may take
@@ -60,10 +61,14 @@ def spread(n: int, k: int) -> list[int]:
     return [(2 * i * (n - 1) + k - 1) // (2 * (k - 1)) for i in range(k)]  # rounded, halves up
 
 
+def count_times(seconds: float, fps: float) -> int:
+    """How many of 0, 1/fps, 2/fps, ... lie before the end."""
+    return max(1, int(np.ceil(seconds * fps - 1e-6)))
+
+
 def chosen_times(seconds: float, fps: float, max_frames: int) -> list[float]:
     """0, 1/fps, 2/fps, ... before the end; of too many, max_frames evenly."""
-    n = max(1, int(np.ceil(seconds * fps - 1e-6)))
-    return [i / fps for i in spread(n, max_frames)]
+    return [i / fps for i in spread(count_times(seconds, fps), max_frames)]
 
 
 def load_video(
@@ -80,7 +85,8 @@ def load_video(
     Args:
         fps: frames a second, for the rule "time"
         max_frames: more are thinned out evenly
-        rule: "time", or "uniform": the published processor's, frames number i * total // 32
+        rule: "time", or "uniform": the published processor's, frames number i * total // n, n being 32, or
+            max_frames or the total, where these are less
     Raises:
         ValueError: one line that names the file
     """
@@ -90,6 +96,9 @@ def load_video(
             "1 frame or more, rule 'time' or 'uniform'. Correct the options"
         )
     file = read_media(source, "a video", name)
+    image = format_of(file.data)
+    if image not in (None, "GIF"):  # FFmpeg takes it for a video of one frame; a GIF may be an animation
+        raise file.fault(f"an image ({image})", EXPECTED, "Send it as an image")
     av = import_av(file)
     try:
         with av.open(io.BytesIO(file.data)) as container:
@@ -100,8 +109,10 @@ def load_video(
 
 def _load(file: MediaFile, container: Any, fps: float, max_frames: int, rule: Rule, budget: int) -> Video:
     streams = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
+    if not streams and not container.streams.audio:
+        raise file.fault("neither pictures nor sound in it", EXPECTED, "It may be cut off: copy it again")
     if not streams:
-        raise file.fault("no video in it", EXPECTED, "Send another file, or send it as a sound")
+        raise file.fault(NO_VIDEO, EXPECTED, "Send another file, or send it as a sound")
     stream = streams[0]
     if stream.codec_context is None:
         raise file.fault("a codec that is not known", EXPECTED, "Convert it, or save it again")
@@ -111,7 +122,7 @@ def _load(file: MediaFile, container: Any, fps: float, max_frames: int, rule: Ru
         raise file.fault(f"frames of {pixels} pixels", f"at most {MAX_PIXELS}", "Make the video smaller")
     times, start, seconds = _times_of(container, stream)
     if rule == "uniform":
-        n = min(UNIFORM_FRAMES, len(times))
+        n = min(UNIFORM_FRAMES, max_frames, len(times))
         targets = [times[i * len(times) // n] for i in range(n)]
     else:
         targets = chosen_times(seconds, fps, max_frames)
@@ -119,13 +130,19 @@ def _load(file: MediaFile, container: Any, fps: float, max_frames: int, rule: Ru
     frames = [Frame(t, fit(image, budget)) for t, image in _frames_at(container, stream, start, targets)]
     if not frames:
         raise file.fault("a video without frames", EXPECTED, "It may be cut off: copy it again")
-    notes: tuple[str, ...] = ()
-    if rule == "time" and seconds * fps > max_frames + 1:
-        notes = (
-            f"{file.name}: {seconds:.0f} s of video at {fps:g} frames a second would be more than "
-            f"{max_frames} frames: {len(frames)} of them are shown, evenly spread",
+    notes = []
+    if rule == "time" and (n := count_times(seconds, fps)) > max_frames:
+        notes.append(
+            f"{file.name}: {seconds:.1f} s of video at {fps:g} frames a second would be {n}, more than "
+            f"{max_frames} frames: so many are shown, evenly spread"
         )
-    return Video(tuple(frames), seconds, notes)
+    if len(frames) < len(targets):
+        last = stamp(frames[-1].seconds)
+        notes.append(
+            f"{file.name}: {len(frames)} of {len(targets)} frames are shown, the last one of {last}: the "
+            f"others are damaged, or behind more than {MAX_DECODED} frames that had to be decoded"
+        )
+    return Video(tuple(frames), seconds, tuple(notes))
 
 
 def _times_of(container: Any, stream: Any) -> tuple[list[float], float, float]:
@@ -148,7 +165,12 @@ def _times_of(container: Any, stream: Any) -> tuple[list[float], float, float]:
 def _frames_at(
     container: Any, stream: Any, start: float, targets: list[float]
 ) -> Iterator[tuple[float, np.ndarray]]:
-    """The frame that is on the screen at each of the times, and the time asked for; less at a broken end."""
+    """The frame that is on the screen at each of the times, and the time asked for.
+
+    Notes:
+        Where a decoder ends early its last frame stays on the screen; a time that was jumped to, with nothing
+        to decode behind it, is left out.  So are all that come after MAX_DECODED frames.
+    """
     base = float(stream.time_base)
     decoder, shown, coming, n_decoded = container.decode(stream), None, None, 0
 
@@ -166,12 +188,12 @@ def _frames_at(
             n_decoded += 1
             if coming is None or n_decoded > MAX_DECODED:
                 break
+        if n_decoded > MAX_DECODED:
+            return
         if shown is None and coming is not None:  # a key frame a little late: the first one there is
             shown = coming
         if shown is not None:
             yield target, _upright(shown)
-        if n_decoded > MAX_DECODED:
-            return
 
 
 def _upright(frame: Any) -> np.ndarray:

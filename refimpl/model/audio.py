@@ -24,7 +24,7 @@ def encode_audio(config, weights, samples, dtype=np.float32, *, activations="flo
     least = 1 if config.kind == "gemma4ua" else MIN_SAMPLES
     if len(samples) < least:
         raise ValueError(
-            f"sound: {len(samples)} samples, expected at least {least} ({1000 * least / 16000:.2g} ms). "
+            f"sound: {len(samples)} samples, expected at least {least} ({1000 * least / 16000:.3g} ms). "
             "Send a longer one"
         )
     call = start(AUDIO_EPS, activations, trace)
@@ -48,7 +48,7 @@ def _conformer(call, config, weights, mel):
         f[ceil(ceil(T/2)/2), D of the text model]
     """
     x = mel[:, :, None]
-    for i, (kernel, norm) in enumerate(zip(weights.convs, weights.conv_norms)):
+    for i, (kernel, norm) in enumerate(zip(weights.convs, weights.conv_norms, strict=True)):
         x = ops.layer_norm(ops.conv2d(x, kernel), norm, None, call.eps)
         x = ops.clip(x, 0.0, math.inf)  # ReLU
         call.trace(f"a.conv-{i}", x)

@@ -148,16 +148,18 @@ def _unified(call, config, weights, x, at):
     Notes:
         These norms shift to a mean of 0 as well.  Pixels stay in 0 .. 1.
     """
-    for i, (weight, bias) in enumerate(weights.norms, start=1):
-        if i == 2:
-            x = ops.add_bias(call.linear(x, weights.patch_embd), weights.patch_bias)
-            call.trace("v.patch_embd", x)
-        if i == 3:
-            across, down = _positions(config, weights, at, x.dtype)
-            x = ops.add(x, ops.add(across, down))
-            call.trace("v.pos_embd", x)
-        x = ops.layer_norm(x, weight, bias, LAYER_NORM_EPS)
-        call.trace(f"v.patch_norm-{i}", x)
+    first, second, third = weights.norms
+    x = ops.layer_norm(x, *first, LAYER_NORM_EPS)
+    call.trace("v.patch_norm-1", x)
+    x = ops.add_bias(call.linear(x, weights.patch_embd), weights.patch_bias)
+    call.trace("v.patch_embd", x)
+    x = ops.layer_norm(x, *second, LAYER_NORM_EPS)
+    call.trace("v.patch_norm-2", x)
+    across, down = _positions(config, weights, at, x.dtype)
+    x = ops.add(x, ops.add(across, down))
+    call.trace("v.pos_embd", x)
+    x = ops.layer_norm(x, *third, LAYER_NORM_EPS)
+    call.trace("v.patch_norm-3", x)
     x = call.project(x, weights.input_projection)
     call.trace("v.projected", x)
     return x

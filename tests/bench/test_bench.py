@@ -16,6 +16,7 @@ from fastpath.bench import parity, profile, rates
 from fastpath.bench.measure import Runner, Workload, workloads
 from fastpath.bench.traffic import Watched, totals
 from fastpath.cli.__main__ import main
+from fastpath.cpu import threads
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from fastpath.model import block, text
@@ -265,6 +266,60 @@ def test_no_figure_when_an_op_is_wrong(bench, paths, monkeypatch, op):
     last = err.splitlines()[-1]
     assert (status, out) == (2, "") and last.startswith("twinpath: parity: ") and "No figure" in last
     assert op in last or op == "write_kv"
+
+
+def test_no_figure_when_one_format_of_a_table_is_wrong(bench, paths, monkeypatch):
+    right = fastpath.cpu.embed
+
+    def wrong(table, ids, scale, **options):
+        return right(table, ids, scale, **options) * np.float32(1 + 0.001 * (table.format.name == "Q6_K"))
+
+    monkeypatch.setattr(fastpath.cpu, "embed", wrong)
+    status, out, err = bench("-m", paths["e2b"], "-p", 4, "-n", 2, "-r", 1)
+    assert (status, out) == (2, "") and "parity: embed, Q6_K" in err.splitlines()[-1]
+
+
+def test_rates_of_kernels_on_as_many_threads_as_asked_for(bench, monkeypatch):
+    from fastpath.bench import attention, kernels
+
+    before, seen = threads.num_threads(), []
+    for module, name in ((kernels, "kernel_rates"), (attention, "attention_rates")):
+        monkeypatch.setattr(module, name, lambda: seen.append(threads.num_threads()) or [])
+        monkeypatch.setattr(module, "check", lambda: None)
+    try:
+        assert bench("--kernels", "--threads", before + 1)[:2] == (0, "\n")
+    finally:
+        threads.set_num_threads(before)
+    assert seen == [before + 1] * 2
+
+
+@pytest.mark.parametrize("op", ["linear", "attention"])
+def test_no_rate_of_kernels_when_one_is_wrong(bench, monkeypatch, op):
+    from fastpath.bench import attention, kernels
+
+    monkeypatch.setattr(kernels.check, "__defaults__", (("Q8_0", "Q5_K"), (512,)))  # few: some seconds less
+    right, looked_at = getattr(fastpath.cpu, op), []
+
+    def wrong(x, weight, *args, **options):
+        result = right(x, weight, *args, **options)
+        if op == "attention" or weight.format.name == "Q5_K":
+            result[0, 0] *= np.float32(1.01)
+        looked_at.append(weight.shape)
+        return result
+
+    monkeypatch.setattr(fastpath.cpu, op, wrong)
+    for module, name in ((kernels, "kernel_rates"), (attention, "attention_rates")):
+        monkeypatch.setattr(module, name, lambda: pytest.fail("a rate of wrong kernels"))
+    status, out, err = bench("--kernels")
+    last = err.splitlines()[-1]
+    says = "linear, Q5_K, 512 columns" if op == "linear" else "attention, heads of 256, sliding"
+    assert (status, out) == (2, "") and f"parity: {says}" in last and looked_at
+
+
+def test_products_of_every_format_are_right():
+    from fastpath.bench import kernels
+
+    assert parity.check_products(fastpath.cpu, kernels.FORMAT_NAMES, [512]) == len(kernels.FORMAT_NAMES)
 
 
 @pytest.mark.parametrize("T", parity.ROWS)

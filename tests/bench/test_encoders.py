@@ -1,8 +1,11 @@
 """`bench --image` and `--audio`: synthetic projectors that load, and rows with what was counted."""
 
+import numpy as np
 import pytest
 
+import fastpath.cpu
 from fastpath.bench import encoders, projector
+from fastpath.cli.__main__ import main
 from refimpl.media_tensors import load_media
 
 
@@ -35,7 +38,36 @@ def test_rows(small):
     matrices = 768 * 768 + 4 * 768 * 768 + 3 * 768 * 3072  # the patches' own, attention, feed-forward
     by_hand = 2 * patches * matrices + 4 * patches**2 * 768 + 2 * 70 * 768 * 1536
     assert image["n_ops"] == by_hand
+    assert image["parity_cases"] == audio["parity_cases"] > 20 and "cases is green" in text
     assert "image of 70" in text and "linear 3072 x 768 Q8_0" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "op"),
+    [
+        (("--image", "70"), "linear"),
+        (("--image", "70"), "attention"),
+        (("--image", "70"), "mean_pool"),
+        (("--image", "70"), "embed"),
+        (("--audio", "1"), "layer_norm"),
+        (("--audio", "1"), "conv2d"),
+        (("--audio", "1"), "causal_conv"),
+        (("--audio", "1"), "relative_attention"),
+    ],
+)
+def test_no_figure_when_a_kernel_is_wrong(small, capsys, monkeypatch, words, op):
+    right = getattr(fastpath.cpu, op)
+
+    def wrong(*args, **options):
+        result = right(*args, **options)
+        result.reshape(-1)[int(np.argmax(np.abs(result)))] *= np.float32(1.001)
+        return result
+
+    monkeypatch.setattr(fastpath.cpu, op, wrong)
+    status = main(["bench", "--mmproj", str(small), "-r", "1", *words])
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert (status, out) == (2, "") and last.startswith(f"twinpath: parity: {op}") and "No figure" in last
 
 
 def test_a_projector_that_does_not_exist():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fastpath.bench import peers
+from fastpath.bench import peers, peers_rows
 
 SPEEDS = {"llama.cpp": [10.0, 30.0, 20.0], "ours": [31.0, 100.0, 45.0]}
 
@@ -89,6 +89,19 @@ def test_what_is_there_is_not_measured_again(stage):
     assert len(runs) == 3
 
 
+def test_no_file_is_written_for_rows_that_have_results(stage, tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        peers.synthetic, "write", lambda model, path: written.append(model) or path.write_bytes(b"GGUF")
+    )
+    (tmp_path / "e2b-q4_0.gguf").unlink()
+    for words in (("--rounds", "1"), ("--rounds", "1"), ("--rounds", "2")):
+        stage("--rows", "e2b-q4_0", *words)
+        assert not (tmp_path / "e2b-q4_0.gguf").exists()
+    stage("--rows", "e2b-q4_0-rows")  # its program is not there
+    assert written == ["E2B:Q4_0"] * 2
+
+
 def test_costs_are_better_when_smaller(stage):
     _, _, page = stage("--rows", "e2b-q4_0-start", "--rounds", "1")
     assert cells(page, "from process start")[2:7] == ["4.00", "5.00", "0.80", "1", "missed"]
@@ -104,6 +117,49 @@ def test_page_from_results_alone(stage):
     stage("--rows", "e2b-q4_0", "--rounds", "1")
     _, runs, page = stage("--only-write")
     assert runs == [] and "E2B Q4_0" in page
+
+
+def _results(percents, **others):
+    """Of one row: (prefill, decode) percent of a plain read in each pair."""
+    pairs = [
+        {
+            "commit": f"c{i}",
+            "llama.cpp": {"pp512": 10.0, "tg64": 4.0, "build": f"b{i // 2}"},
+            "ours": {
+                "pp512": 30.0, "tg64": 9.0, "backends": f"CPU, set {i // 2}",
+                "details": {
+                    "pp512": {"read_percent": prefill, "peak_percent": 50.0 + i},
+                    "tg64": {"read_percent": decode, "peak_percent": 5.0},
+                },
+            },
+        }
+        for i, (prefill, decode) in enumerate(percents)
+    ]  # fmt: skip
+    row = {"pairs": pairs, "commands": {"llama.cpp": "a", "ours": "b"}}
+    machine = {"date": "today", "cpu": "a CPU", "n_cpus": 2, "memory_gb": 8.0, "threads": 2}
+    return {"rows": {"e2b-q4_k_m": row}, "machine": machine | {"python": "3", "numba": "0"}}
+
+
+@pytest.mark.parametrize(
+    ("percents", "prefill", "decode"),
+    [
+        ([(4.0, 91.0), (6.0, 93.0), (5.0, 92.0)], "5", "92"),
+        ([(14.0, 150.0), (5.0, 90.0), (7.0, 87.0)], "6", "88"),  # nobody reads faster than a plain read
+        ([(4.0, 102.0), (4.0, 90.0), (4.0, 88.0)], "4", "90"),
+        ([(4.0, 84.0), (4.0, 83.0), (4.0, 89.0)], "4", "84 (below 85)"),
+        ([(4.0, 103.0)], "", ""),
+    ],
+)
+def test_percentages_of_pairs_whose_plain_read_was_disturbed_do_not_count(percents, prefill, decode):
+    page = peers.page(_results(percents))
+    assert cells(page, "prefill 512")[7] == prefill and cells(page, "decode 64")[7] == decode
+    assert cells(page, "prefill 512")[8] == f"{50 + (len(percents) - 1) / 2:.0f}"
+
+
+def test_the_page_names_every_commit_and_kernel_set():
+    page = peers.page(_results([(4.0, 91.0)] * 3))
+    assert "ours: CPU, set 0 and CPU, set 1, commit c0 and c1 and c2," in page
+    assert "build b0 and b1." in page
 
 
 @pytest.mark.parametrize(
@@ -185,7 +241,7 @@ def test_batched_rows_are_read():
         '{"tg": 64, "pl": 8, "speed_tg": 40.0}',
     ]
     out = "\n".join(lines)
-    assert peers._batched(out, {}) == {"tg64x4": 31.5, "tg64x8": 40.0}
+    assert peers_rows._batched(out, {}) == {"tg64x4": 31.5, "tg64x8": 40.0}
 
 
 def test_time_and_memory_of_a_command(tmp_path):

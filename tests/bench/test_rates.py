@@ -18,12 +18,15 @@ def results(kernel, words, dtype, rounds=rates.ROUNDS):
     return out[:64].view(dtype)
 
 
-def test_plain_read_reads_every_byte():
+def test_plain_read_reads_every_byte(monkeypatch):
     """A sum of all words, per lane; a rest of less than 512 bytes is left out."""
     data = np.random.default_rng(0).integers(-1000, 1000, (2 * rates.PIECE + 1500) // 4, dtype=np.int32)
     plain = rates.PlainRead([data, data[:200]])
     assert plain.nbytes == (data.nbytes // 512 + 800 // 512) * 512
     assert plain.bytes_per_s() > 0
+    passes = iter([3.0, 9.0, 5.0, 7.0])
+    monkeypatch.setattr(plain, "bytes_per_s", lambda: next(passes))
+    assert plain.best() == 9.0 and list(passes) == [7.0]  # of three
     begin, size = plain.pieces[0]
     assert (begin, size) == (address(data), rates.PIECE) and plain.pieces[:, 1].sum() == plain.nbytes
     threads.run(rates.read_plain, (address(plain.pieces), address(plain._out)), 1)

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import tempfile
 from typing import NamedTuple
 
 import pytest
@@ -22,7 +23,10 @@ def twinpath(capsys, monkeypatch):
 
     def run(*words, stdin: bytes | None = None) -> Outcome:
         if stdin is not None:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+            file = tempfile.TemporaryFile()  # with a number, as the real one has
+            file.write(stdin)
+            file.seek(0)
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
         capsys.readouterr()
         status = main([str(word) for word in words])
         return Outcome(status, *capsys.readouterr())

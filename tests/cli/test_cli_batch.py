@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -269,3 +270,26 @@ def test_ctrl_c_leaves_what_is_done(tiny_path, tmp_path):
     assert (process.returncode, err) == (130, b"")
     assert first["reason"] == "length" and first["usage"]["completion_tokens"] == 2
     assert [r["reason"] for r in rest] == ["interrupted"] * len(rest) and [r["id"] for r in rest] == [2, 3]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_who_writes_a_line_and_waits_is_answered(tiny_path):
+    """Standard input stays open: an answer, and a fault, come before the next line does; Ctrl+C ends it."""
+    command = [sys.executable, "-m", "fastpath.cli", "--model", str(tiny_path), "--backend", "ref", "--raw"]
+    command += ["--batch-file", "-", "--parallel", "4", "--max-tokens", "2"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as process:
+        killer = threading.Timer(100, process.kill)
+        killer.start()
+        for i, (line, field) in enumerate(
+            [(b'{"prompt": "the user"}', "text"), (b"{", "error"), (b'{"prompt": "x"}', "text")]
+        ):
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            result = json.loads(process.stdout.readline())
+            assert result["id"] == i + 1 and field in result
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=60)
+        err = process.stderr.read().decode()
+        killer.cancel()
+    assert code == 130 and "Traceback" not in err and "Fatal" not in err, err

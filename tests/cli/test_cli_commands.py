@@ -209,6 +209,19 @@ class TestTraceAndDiff:
         assert outcome.status == 0 and "| `l_out` |" in outcome.out
 
 
+def interrupted_at(n):
+    """Lanes.forward, whose n-th call is ended by Ctrl+C."""
+    forward, calls = Lanes.forward, []
+
+    def interrupted(self, *given, **options):
+        calls.append(given)
+        if len(calls) == n:
+            raise KeyboardInterrupt
+        return forward(self, *given, **options)
+
+    return interrupted
+
+
 class TestInference:
     def expected(self, model, prompt, n):
         ids = model.tokenizer.encode(prompt, add_bos=True)
@@ -257,15 +270,7 @@ class TestInference:
 
     def test_interrupted_keeps_what_was_said(self, twinpath, options, model, monkeypatch):
         tokens = self.expected(model, "the user", 3)
-        decode, calls = Lanes.decode, []
-
-        def interrupted(self, token_id, **options):
-            calls.append(token_id)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return decode(self, token_id, **options)
-
-        monkeypatch.setattr(Lanes, "decode", interrupted)
+        monkeypatch.setattr(Lanes, "forward", interrupted_at(4))  # the prompt's, and the third of those after
         outcome = twinpath(*options, "--raw", "--prompt", "the user", "--max-tokens", 9, "--stats")
         assert outcome.status == 130 and outcome.out == model.tokenizer.decode(tokens) + "\n"
         assert "ended by: interrupted" in outcome.err
@@ -285,15 +290,7 @@ class TestInference:
         assert outcome == (130, "", "twinpath: interrupted\n")
 
     def test_interrupted_prompt_counts_the_tokens_that_were_read(self, twinpath, options, monkeypatch):
-        extend, calls = Lanes.extend, []
-
-        def interrupted(self, *given, **options):
-            calls.append(given)
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return extend(self, *given, **options)
-
-        monkeypatch.setattr(Lanes, "extend", interrupted)
+        monkeypatch.setattr(Lanes, "forward", interrupted_at(3))
         outcome = twinpath("--prompt", "Hello there", *options, "--chunk", "4", "--stats")
         assert outcome.status == 130
         assert "prefill  8 tokens in" in outcome.err and "ended by: interrupted" in outcome.err

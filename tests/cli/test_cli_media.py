@@ -154,9 +154,27 @@ class TestAnswers:
         outcome = twinpath(*large, "--image", folder / "photo.png", "--max-tokens", 1)
         assert outcome.err.endswith("photo.png: 63 soft tokens\n") and outcome.err.startswith("encoding ")
 
-    def test_a_sound_that_is_cut_is_said(self, fault, twinpath, folder, small):
-        outcome = twinpath(*small, "--audio", folder / "long.wav", "--max-tokens", 1)
-        assert "the model hears 30 s at most" in outcome.err and outcome.status == 2  # context of 512
+    def test_a_sound_that_is_cut_is_said(self, fault, twinpath, folder, small, tmp_path):
+        """Once there is an answer: a fault is one line, whatever there was to note before."""
+        line = fault(*small, "--audio", folder / "long.wav", "--max-tokens", 1)
+        assert "the context holds 512. Cut the sound: the model was made for no more" in line
+        roomy = tiny.make(tmp_path / "model.gguf", "e2b", keys={"gemma4.context_length": 1024})
+        mmproj = ("--mmproj", folder / "e2b" / "tiny-mmproj-F32.gguf", "--audio", folder / "long.wav")
+        outcome = twinpath("--model", roomy, "--backend", "ref", *mmproj, "--max-tokens", 1)
+        assert "the model hears 30 s at most" in outcome.err and outcome.status == 0
+
+    def test_a_name_that_a_terminal_would_obey(self, twinpath, folder, small, tmp_path):
+        """In notes, statistics and faults each line is one line, and none has control characters."""
+        path = tmp_path / "a\nb\x1b[31m.wav"
+        path.write_bytes((folder / "talk.wav").read_bytes())
+        for words, shown in (
+            ((*small, "--audio", path, "--max-tokens", 1, "--stats"), r"a\nb\x1b[31m.wav: 3 soft tokens"),
+            (("see", path, "--out", f"{path}.png"), r"a\nb\x1b[31m.wav.png: PNG"),
+            (("inspect", path), r"a b\x1b[31m.wav"),
+        ):
+            outcome = twinpath(*words)
+            said = outcome.out.splitlines()[-1] if words[0] == "see" else outcome.err
+            assert shown in said and all(c.isprintable() for c in said.replace("\n", "")), said
 
     def test_video(self, twinpath, large, tmp_path):
         pytest.importorskip("av")
@@ -177,7 +195,7 @@ class TestAnswers:
         for options, n, note in (
             (("--max-frames", 2), 2, "more than 2 frames"),
             (("--frames", "uniform"), 32, ""),
-            (("--frames", "uniform", "--max-frames", 2), 32, ""),
+            (("--frames", "uniform", "--max-frames", 2), 2, ""),
         ):
             seen = twinpath("see", tmp_path / "movie.mp4", *options, "--out", tmp_path / "seen.png")
             assert seen.status == 0
@@ -186,7 +204,9 @@ class TestAnswers:
             said = twinpath(*small, "--video", tmp_path / "movie.mp4", *options, "--max-tokens", 1, "--stats")
             assert note in said.err
             if n == 32:  # 2016 soft tokens are more than this model's context
-                assert said.status == 2 and "the context holds 512" in said.err
+                assert (
+                    said.status == 2 and "the context holds 512. Use fewer --max-frames than 32" in said.err
+                )
             else:
                 assert f"movie.mp4: {n} frames, {63 * n} soft tokens" in said.err
 
@@ -257,6 +277,8 @@ class TestSee:
         monkeypatch.chdir(tmp_path)
         assert "text, expected an image, a sound or a video" in fault("see", folder / "text.png")
         assert "no such file" in fault("see", folder / "none.png")
+        if Path("/dev/full").exists():
+            assert "/dev/full: No space left" in fault("see", folder / "photo.png", "--out", "/dev/full")
         assert "is the file itself" in fault("see", folder / "photo.png", "--out", folder / "photo.png")
         assert list(tmp_path.iterdir()) == []
 
@@ -314,8 +336,21 @@ class TestFaults:
             (("--video", "text.png", "--max-frames", "0"), "--max-frames"),
             (("--video", "text.png", "--frames", "best"), "--frames"),
             (("--image",), "--image"),
-            (("--image", "photo.png", "--raw", "--prompt", "no place"), "its messages have no media"),
-            (("--image", "photo.png", "--context", "60"), "the context holds 60"),
+            (("--image", ""), "the name of the file is empty, expected an image"),
+            (("--image", "photo.png", "--raw", "--prompt", "no place"), "Write <|image|> where the file"),
+            (("--raw", "--prompt", "a <|image|> b"), "the raw prompt has <|image|>, given: no file"),
+            (("--image", "photo.png", "--raw", "--prompt", "<|audio|>"), "has <|audio|>, given: --image"),
+            (("--image", "photo.png", "--context", "60"), "the context holds 60. Shorten the text, or"),
+            (
+                ("--image", "photo.png", "photo.png", "--context", "60"),
+                "the context holds 60. Give fewer files",
+            ),
+            (
+                ("--image", "photo.png", "--image-tokens", "140", "--context", "60"),
+                "fewer --image-tokens than 140",
+            ),
+            (("--video", "photo.png", "--frames", "uniform", "--fps", "9"), "--fps 9 with --frames uniform"),
+            (("--video", "photo.png"), "photo.png: an image (PNG), expected a video"),
         ],
     )
     def test_media(self, fault, folder, large, words, says):

@@ -64,6 +64,7 @@ def test_twinpath_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("question.txt").write_text("What is 21+14?")
     Path("chat.json").write_text(json.dumps([{"role": "user", "content": "Hi"}]))
+    Path("requests.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Who are you?", "max_tokens": 5}\n')
     Path("photo.jpg").write_bytes(files.encoded(files.picture("photo-small"), ".jpg"))
     Path("talk.wav").write_bytes(files.wav(files.sound("chirp")))
     stand_ins = {"MMPROJ.gguf": str(random_encoders(tmp_path / "MMPROJ.gguf"))}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fastpath
 from fastpath.backend import ops_for
-from fastpath.engine import Engine, Finished, Request, Token
+from fastpath.engine import Engine, Finished, Request, Token, call, scheduler
 from fastpath.engine import engine as engine_module
 from fastpath.lanes import Lanes, NotFiniteError
 from fastpath.load import load_model
@@ -81,7 +81,9 @@ def soft(start, n, width=48, vision=True):
         ({"prompt_ids": [2] * 70}, "the prompt has 70 tokens, the memory for keys and values holds 64"),
         ({"prompt_ids": [2, 10**6]}, "token id 1000000 is out of range"),
         ({"prompt_ids": [2, -1]}, "token id -1 is out of range"),
-        ({"max_tokens": -1}, "max_tokens -1, expected at least 0"),
+        ({"max_tokens": -1}, "max_tokens -1, expected a whole number of at least 0"),
+        ({"max_tokens": 2.5}, "max_tokens 2.5, expected a whole number of at least 0"),
+        ({"max_tokens": None}, "max_tokens None, expected a whole number of at least 0"),
         (
             {"soft": [soft(1, 2, width=7)]},
             r"soft tokens of shape \(2, 7\) at position 1, expected rows of 48",
@@ -139,6 +141,20 @@ def test_one_that_cannot_grow_ends_as_if_it_were_long_enough(model, answers):
     events = run(engine)
     assert ends(events)[id].reason == "length"
     assert list(engine.result(id).tokens) == answers(words(60), 30)[:5]
+
+
+@pytest.mark.parametrize("n", [40, 33, 63])
+def test_a_prefix_that_is_adopted_and_evicted_at_once(model, answers, n):
+    """The page in which the prefix ends is the lane's alone when the others are counted, and stays so: if the
+    tree took it again, the lane would have to copy it, and there is no page left for that."""
+    engine = Engine(model, OPS, chunk=32, page=32, n_pages={"global": 3, "sliding": 8})
+    engine.add(request(words(n), 1))
+    run(engine)
+    longer = words(n) + words(96 - n, seed=3)
+    id = engine.add(request(longer, 1))
+    run(engine)
+    assert engine.usage(id).cached == n
+    assert list(engine.result(id).tokens) == answers(longer, 1)
 
 
 def test_giving_up_in_the_middle_of_a_prompt(model, answers):
@@ -238,18 +254,19 @@ def test_nan_in_an_image(model, answers):
     assert list(engine.result(ids[0]).tokens) == answers(words(40), 4)
 
 
-def test_no_token_may_come(model, answers):
-    """What sampling refuses ends that request."""
+@pytest.mark.parametrize("kind", [ValueError, TypeError])
+def test_no_token_may_come(model, answers, kind):
+    """What sampling refuses, or fails at, ends that request."""
     engine = Engine(model, OPS, n_seqs=2)
     good, bad = engine.add(request(words(9), 4)), engine.add(request(words(12), 4))
-    real = engine_module.sample
+    real = call.sample
 
     def refuses(logits, params, history, *rest):
         if len(history) == 14:
-            raise ValueError("all tokens are suppressed")
+            raise kind("all tokens are suppressed")
         return real(logits, params, history, *rest)
 
-    with patch.object(engine_module, "sample", refuses):
+    with patch.object(call, "sample", refuses):
         events = run(engine)
     assert str(ends(events)[bad].error) == "all tokens are suppressed"
     assert list(engine.result(bad).tokens) == answers(words(12), 4)[:2]
@@ -415,10 +432,44 @@ def test_only_the_latest_results_are_kept(model):
         while not engine.is_idle:
             engine._step()  # nobody asks for the events
     assert len(engine._finished) == 5 and not engine._live
-    assert {id for id, _ in engine._events} <= set(engine._finished)
+    assert set(engine._events) <= set(engine._finished)
     assert engine._n_kept_tokens == sum(len(result.tokens) for result in engine._finished.values())
     with pytest.raises(KeyError, match="request 0 is not known: of 12 so far, the latest 5"):
         engine.result(ids[0])
     assert len(engine.result(ids[-1]).tokens) == 2
     with pytest.raises(KeyError):
         next(engine.stream(0))
+
+
+def test_params_of_another_type_are_refused(model):
+    engine = Engine(model, OPS)
+    with pytest.raises(ValueError, match="params None, expected SamplingParams"):
+        engine.add(Request(words(5), params=None))
+
+
+@pytest.mark.filterwarnings("error")
+def test_extreme_sampling_is_silent(model):
+    engine = Engine(model, OPS)
+    for params in (
+        SamplingParams(temperature=1e-320),
+        SamplingParams(temperature=1, repeat_penalty=1e308),
+        SamplingParams(temperature=1, repeat_penalty=1e-308),
+    ):
+        id = engine.add(Request(words(9), params=params, max_tokens=3, stop_ids=frozenset()))
+        assert len(list(engine.stream(id))) == 3
+
+
+def test_usage_counts_what_was_cached_at_first(model):
+    """Three equal prompts at once, nothing is cached; one has to leave, and finds its own work when it comes
+    back: that is none of its cached tokens.
+    """
+    prompt = words(40)
+    with patch.object(scheduler, "HEADROOM", 0):
+        engine = Engine(model, OPS, n_seqs=3, chunk=64, page=32, n_pages={"global": 7, "sliding": 30})
+        ids = [engine.add(request(prompt, 60)) for _ in range(3)]
+        run(engine)
+    usages = [engine.usage(id) for id in ids]
+    assert sum(usage.preemptions for usage in usages) >= 1
+    assert [(usage.cached, usage.computed) for usage in usages if usage.preemptions] == [(0, 40)] * sum(
+        usage.preemptions > 0 for usage in usages
+    )

@@ -28,6 +28,9 @@ class Counting:
         self.held[task.lane] = self.pages(task.n_done)
         self.kept -= self.held[task.lane]
 
+    def admitted(self, task):
+        assert task.lane != NOWHERE
+
     def take_back(self, task):
         pages = self.held.pop(task.lane)
         self.lanes.add(task.lane)

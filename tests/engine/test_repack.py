@@ -2,13 +2,14 @@
 
 import io
 import mmap
+import os
 import sys
 import threading
 
 import numpy as np
 import pytest
 
-from fastpath import memory, repack
+from fastpath import control_groups, memory, repack
 from fastpath.backend import ops_for
 from fastpath.cli.setup import PackingProgress, warm_up
 from fastpath.cpu import arena, packing, threads
@@ -242,8 +243,8 @@ def system(tmp_path, monkeypatch):
             for name, content in files.items():
                 (folder / name).write_text(content)
         monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
-        monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
-        monkeypatch.setattr(memory, "_GROUPS", tmp_path / "groups")
+        monkeypatch.setattr(control_groups, "_OWN", tmp_path / "cgroup")
+        monkeypatch.setattr(control_groups, "_ROOT", tmp_path / "groups")
         return memory.available_bytes()
 
     return describe
@@ -273,6 +274,21 @@ def test_of_the_groups_around_it(system):
     outer = {"memory.max": "30000\n", "memory.current": "25000\n"}
     assert system(MEMINFO, {"a/b": inner, "a": outer}) == 5000
     assert system(MEMINFO, {"": outer}, own="/") == 5000  # inside a container its group is the root
+
+
+def test_threads_of_the_groups_around_it(system, monkeypatch):
+    """Time of so many CPUs: the least of all groups' shares, one at least."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for inner, outer, n in (
+        ("max 100000", "max 100000", 8),
+        ("350000 100000", "max 100000", 3),
+        ("max 100000", "200000 50000", 4),
+        ("600000 100000", "500000 100000", 5),
+        ("20000 100000", "max 100000", 1),
+        ("nonsense", "", 8),
+    ):
+        system(MEMINFO, {"a/b": {"cpu.max": f"{inner}\n"}, "a": {"cpu.max": f"{outer}\n"}})
+        assert threads.available() == n, (inner, outer)
 
 
 # -- progress --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,37 @@ def test_old_folders_go_used_ones_stay(tmp_path, monkeypatch):
     mine = kernel_cache.find()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {mine.name, "kernels-0", "kernels-1", "kernels-2", "of-somebody-else"}
+
+
+def test_numbers_from_outside_of_the_folder_are_in_the_key(tmp_path, monkeypatch):
+    """Kernels are compiled for blocks of STEP positions and COLUMNS components, and for levels of formats."""
+    wanted = {
+        "from refimpl.kv_types import", "from refimpl import kv_types", "from quant import fp4, i_quantize",
+        "from quant.fp4 import LEVELS", "from quant.i_quantize import LEVELS",
+    }  # fmt: skip
+    foreign = re.compile(r"^(?:from (?:refimpl|quant)\S* import|import (?:refimpl|quant)).*", re.MULTILINE)
+    found = {
+        (path.name, line)
+        for path in (ROOT / "fastpath/cpu").glob("*.py")
+        for line in foreign.findall(path.read_text())
+        if not line.startswith(tuple(wanted))
+    }
+    # types of arguments, of which nothing is compiled, and sizes of blocks, which files have fixed
+    plain = {"from quant import QTensor", "from quant import Format, QTensor", "from quant import FORMATS"}
+    assert {line for _, line in found} <= plain
+    before, files = kernel_cache.source_hash(), list(kernel_cache._CONSTANTS)
+    edits = {
+        "kv_types.py": ("STEP = 32", "STEP = 64"),
+        "fp4.py": ("6, 8, 12, 0", "6, 8, 13, 0"),
+        "i_quantize.py": ("-127, ", "-126, "),
+    }
+    assert [path.name for path in files] == list(edits)
+    for i, path in enumerate(files):
+        edited = tmp_path / path.name
+        edited.write_text(path.read_text().replace(*edits[path.name]))
+        assert edited.read_text() != path.read_text()
+        monkeypatch.setattr(kernel_cache, "_CONSTANTS", [*files[:i], edited, *files[i + 1 :]])
+        assert kernel_cache.source_hash() != before
 
 
 def test_an_edit_of_an_included_file_is_seen(tmp_path):

@@ -40,10 +40,11 @@ def test_first_usable_place(place, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions as on POSIX")
-def test_a_folder_that_others_may_write_to_is_not_trusted(place, tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", [0o777, 0o702, 0o770])
+def test_a_folder_that_others_may_write_to_is_not_trusted(place, tmp_path, monkeypatch, mode):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
     (tmp_path / "open" / "twinpath").mkdir(parents=True)
-    (tmp_path / "open" / "twinpath").chmod(0o777)
+    (tmp_path / "open" / "twinpath").chmod(mode)
     assert place().parent == tmp_path / "temporary"
 
 

@@ -284,6 +284,7 @@ BAD = {
     "no-samples": (files.wav(np.zeros(0, np.float32)), "no samples"),
     "nan": (files.wav(np.array([0, 0.5, np.nan, 0] * 500, np.float32)), "sample 2 is not a number"),
     "infinity": (files.wav(np.array([[0, 0], [0, np.inf]] * 500, np.float32)), "sample 1 is not a number"),
+    "overflow": (files.wav(np.full(800, 1e38, np.float32)), r"samples up to 1e\+38, expected -1 \.\. 1"),
     "cut": (WAV[:-100], "cut off: 31900 bytes of sound, expected 32000"),
     "head": (WAV[:30], "a 'fmt ' chunk of 10 bytes"),
     "format-only": (WAV[:36], "without sound"),

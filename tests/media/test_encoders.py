@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refimpl.frontend.media_file import read_media
+from refimpl.frontend.media_input import open_input
 from refimpl.media_tensors import ClippedLinear
 from refimpl.model.audio import encode_audio
 from refimpl.model.vision import encode_image, patches
-from tests.media import tiny_mmproj
+from tests.media import files, tiny_mmproj
 from tests.media.conftest import all_inputs, soft_tokens
 from tests.oracle import goldens
 from tests.tolerances import ORACLE_F32_ABS, ORACLE_F64_ABS
@@ -170,6 +172,11 @@ def test_bad_canvas(shape, media):
 def test_more_patches_than_positions(media):
     with pytest.raises(ValueError, match="expected at most 40 along a side"):
         encode_image(*media("e2b").vision, np.zeros((48, 960, 3), np.uint8))
+    strip = read_media(files.png(np.zeros((48, 960, 3), np.uint8)), "an image", "strip.png")
+    with pytest.raises(
+        ValueError, match=r"strip\.png: \d+ x 3 patches on its canvas, expected at most 40 along"
+    ):
+        open_input(media("e2b"), "image", strip, budget=70)
 
 
 def test_traced_names_are_in_the_glossary(media):

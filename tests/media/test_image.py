@@ -347,6 +347,17 @@ def test_bombs_take_little_memory():
     assert done.returncode == 0 and done.stdout == "", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("step", ["imopen", "_read"])
+def test_no_memory_is_no_damage(monkeypatch, step):
+    def refuse(*args, **options):
+        error = MemoryError()
+        raise error if step == "_read" else OSError("cannot handle it") from error
+
+    monkeypatch.setattr("imageio.v3.imopen" if step == "imopen" else "refimpl.frontend.image._read", refuse)
+    with pytest.raises(ValueError, match="too large to decode, expected an image that fits the memory"):
+        image.load_image(encode(Image.fromarray(NOISE)))
+
+
 JPEG = encode(Image.fromarray(files.picture("photo")), "JPEG")
 BAD = {
     "empty": (b"", "empty"),
@@ -368,7 +379,7 @@ BAD = {
         "4294836225 pixels, expected",
     ),
     "bmp-bomb": (bmp_header(100_000, 100_000), "10000000000 pixels, expected at most"),
-    "bmp-promise": (bmp_header(9000, 9000), "damaged or incomplete"),
+    "bmp-promise": (bmp_header(7000, 7000), "damaged or incomplete"),
     "tiff-bomb": (tiff_header(100_000, 100_000), "10000000000 pixels, expected at most"),
     "text-bomb": (text_bomb(), "damaged or incomplete"),
     "noise": (bytes(RNG.integers(0, 256, 5000, dtype=np.uint8)), "expected an image"),
@@ -410,3 +421,15 @@ def test_paths(tmp_path):
         image.load_image(tmp_path / "none.png")
     with pytest.raises(ValueError, match="a folder"):
         image.load_image(tmp_path)
+
+
+def test_a_part_of_pillow_that_is_not_loaded_is_no_damage(monkeypatch):
+    """What imageio says where memory does not suffice to load it."""
+    import imageio.v3
+
+    def refuse(*given, **options):
+        raise ImportError("The `pillow` plugin is not installed.")
+
+    monkeypatch.setattr(imageio.v3, "imopen", refuse)
+    with pytest.raises(ValueError, match="fits the memory"):
+        image.load_image(files.png(files.picture("dot")))

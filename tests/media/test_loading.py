@@ -1,6 +1,7 @@
 """Projector files of three makes, and those that are wrong."""
 
 import json
+import os
 import struct
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 import quant
 from quant.safetensors import open_safetensors
 from refimpl.config import Config
-from refimpl.media_tensors import load_media
+from refimpl.media_tensors import is_projector, load_media
 from tests import tiny
 from tests.media import tiny_mmproj
 from tests.media.conftest import all_inputs, soft_tokens
@@ -218,3 +219,11 @@ def test_no_file(tmp_path):
         load_media(tmp_path / "none.gguf")
     with pytest.raises(ValueError, match=r"none\.safetensors"):
         load_media(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("name", ["mmproj.gguf", "model.safetensors"])
+def test_nobody_waits_for_the_writer_of_a_pipe(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    assert not is_projector(tmp_path / name)
+    with pytest.raises(ValueError, match="is a pipe or a device"):
+        load_media(tmp_path / name)

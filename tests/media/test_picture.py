@@ -1,7 +1,10 @@
 """Pictures of what the model sees: right size, readable back, and what is under the grid is the canvas."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from refimpl.frontend.audio import load_audio
 from refimpl.frontend.image import fit, load_image
@@ -33,7 +36,7 @@ def test_audio():
     silent = audio_picture(load_audio(files.wav(np.zeros(16000, np.float32))))
     assert silent[:256, 1:24].max() == 0
     long = audio_picture(load_audio(files.wav(tone(16000, 30.0))))
-    assert max(long.shape) <= 8192 and long.shape[0] % (256 + 16) == 0
+    assert long.shape == (10 * (256 + 16), 80 * 24, 3)  # 750 soft tokens, 80 in a line, each eighth numbered
 
 
 def test_files(tmp_path):
@@ -44,6 +47,35 @@ def test_files(tmp_path):
     for data, message in ((b"hello", "text, expected an image, a sound or a video"), (b"", "empty")):
         with pytest.raises(ValueError, match=message):
             picture_of(data)
+
+
+def test_damaged_files_are_not_taken_for_another_kind():
+    """FFmpeg reads a cut JPEG as a video of one frame, and says of a broken WAV that it is no video."""
+    jpeg = io.BytesIO()
+    Image.fromarray(files.picture("photo")).save(jpeg, "JPEG")
+    wave = files.wav(files.sound("noise"))
+    for data, message in (
+        (jpeg.getvalue()[:5000], "incomplete image"),
+        (wave[:36], "WAV file without sound"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            picture_of(data)
+
+
+def test_what_a_broken_file_was_is_said():
+    pytest.importorskip("av")
+    from tests.media.test_video import movie
+
+    mp4, mov = movie(20), movie(20, container="mov", codec="mpeg4")
+    noise = bytes(np.random.default_rng(1).integers(0, 256, 5000, dtype=np.uint8))
+    for data, message in (
+        (noise, "x: bytes of no known format, expected an image, a sound or a video"),
+        (mov[: len(mov) // 2], "x: neither pictures nor sound in it, expected a video"),
+        (mp4[: len(mp4) // 2], "x: not readable as video .* expected a video"),
+        (b"OggS" + noise, "x: not readable as sound .* expected a sound"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            picture_of(data, name="x")
 
 
 def test_video():

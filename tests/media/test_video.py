@@ -1,5 +1,6 @@
 """Videos: which frames are shown, at which times, and damaged files."""
 
+import builtins
 import io
 from fractions import Fraction
 
@@ -198,3 +199,67 @@ def test_no_frames():
 def test_bad_options(options):
     with pytest.raises(ValueError, match="Correct the options"):
         video.load_video(WHOLE, **options)
+
+
+def test_thinned_by_one_frame_is_said():
+    clip = video.load_video(movie(61, fps=1, codec="mpeg4"), name="clip.mp4")
+    assert len(clip.frames) == 60 and "would be 61, more than 60 frames" in clip.notes[0]
+    assert video.load_video(movie(60, fps=1, codec="mpeg4")).notes == ()
+
+
+def test_uniform_frames_can_be_fewer():
+    clip = video.load_video(movie(100), rule="uniform", max_frames=3)
+    assert shown(clip) == [0, 33, 66] and clip.notes == ()
+
+
+def test_the_end_of_patience_is_said(monkeypatch):
+    monkeypatch.setattr(video, "MAX_DECODED", 25)
+    clip = video.load_video(movie(100), name="clip.mp4")
+    assert shown(clip) == [0, 10, 20]
+    assert "clip.mp4: 3 of 10 frames are shown, the last one of 00:02" in clip.notes[0]
+
+
+def test_an_image_is_no_video():
+    """FFmpeg reads one, even a cut JPEG, as a video of one frame."""
+    for data, kind in (
+        (files.png(files.picture("dot")), "PNG"),
+        (files.encoded(files.picture("photo"), ".jpg")[:5000], "JPEG"),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"v: an image \({kind}\), expected a video .* Send it as an image"
+        ):
+            video.load_video(data, name="v")
+
+
+@pytest.mark.parametrize(
+    ("says", "fault", "told"),
+    [
+        ("libx.so: failed to map segment from shared object", MemoryError, "v: a library cannot be loaded"),
+        ("libx.so: undefined symbol", ValueError, "v: a library cannot be loaded .* Install again"),
+    ],
+)
+@pytest.mark.parametrize("library", ["av", "PIL"])
+def test_a_library_that_does_not_load_is_not_missing(monkeypatch, library, says, fault, told):
+    """PyAV reads the file; Pillow brings its frames to their size."""
+    real = builtins.__import__
+
+    def refuse(name, *rest):
+        if name == library:
+            raise ImportError(says)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(fault, match=told):
+        video.load_video(WHOLE, name="v")
+
+
+@pytest.mark.parametrize(
+    "refused", [MemoryError(), av.error.BlockingIOError(11, "no thread"), OSError(12, "no")]
+)
+def test_no_memory_is_no_damage(monkeypatch, refused):
+    def refuse(*given):
+        raise refused
+
+    monkeypatch.setattr(video, "_load", refuse)
+    with pytest.raises(ValueError, match="v: too large to decode, expected a video that fits the memory"):
+        video.load_video(WHOLE, name="v")

@@ -209,7 +209,9 @@ def test_writing_rounds_to_nearest_even(kv_type):
 def test_writing_into_several_sequences(kv_type):
     """Each token into its own lane, in any order, and nothing beside it."""
     rng, dtype = np.random.default_rng(9), KV_TYPES[kv_type]
-    mine, its = ([np.full(shape, 7, dtype) for shape in shapes_of(3, 64, 2, 33)] for _ in "ab")
+    mine, its = (
+        [*(np.full(shape, 7, dtype) for shape in shapes_of(3, 64, 2, 33)), own_pages(3)] for _ in "ab"
+    )
     lanes = np.array([2, 0, 1, 1, 2, 0, 2], np.int32)
     positions = np.array([5, 70, 31, 32, 63, 0, 128], np.int32)
     k, v = (strategies.normal(rng, 7, 2, 33) for _ in "kv")

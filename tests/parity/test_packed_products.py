@@ -1,8 +1,10 @@
 """Packed weights: the same bytes as weights in the file's order, and those of the definition.
 
-Row counts lie on both sides of every border: one to four rows are multiplied in registers (matvec.py), more
-through panels (matmul.py).
+Row counts lie on both sides of every border: one or two rows and those of experts are multiplied in registers
+one by one (matvec.py), up to eight in tiles (matvec_few.py), more through panels (matmul.py).
 """
+
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import pytest
 import fastpath.cpu as cpu
 import refimpl.ops
 from fastpath.cpu import packing, threads
+from fastpath.cpu.activations import PIECE
 from fastpath.cpu.matvec import MATVEC_ROWS
+from fastpath.cpu.packing import PackedTensor
 from quant import FORMATS, QTensor
 from tests import strategies
 
@@ -80,6 +84,12 @@ def test_packing_is_a_permutation(name):
         assert packed.memory.nbytes == packing.packed_bytes(tensor)
         assert (packed.nbytes, packed.ndim, packed.row_len) == (tensor.nbytes, tensor.ndim, tensor.row_len)
         assert np.array_equal(packed.unpack().data, tensor.data)
+        if packed.is_grouped:
+            matrices = tensor.data.reshape(-1, *tensor.data.shape[-2:])
+            for m, first, stop in ((0, 0, 1), (len(matrices) - 1, shape[-2] // 3, shape[-2])):
+                part = packed.unpack_rows(first, stop, m)
+                assert part.shape == (stop - first, shape[-1])
+                assert np.array_equal(part.data, matrices[m, first:stop])
 
 
 def test_byte_o_of_a_block_lies_at_16_times_o():
@@ -125,6 +135,18 @@ def test_products_are_those_of_the_definition(name, blocks):
             _assert_same(cpu.linear(x[:T], weight, "int8"), want[:T])
 
 
+@pytest.mark.parametrize("name", ("Q4_0", "Q5_1", "Q4_K", "Q6_K"))
+def test_activations_are_rounded_in_pieces_of_a_row(name):
+    """One more block than whole pieces, and two more than one."""
+    fmt = FORMATS[name]
+    rng = np.random.default_rng(8)
+    for n_cols in (2 * PIECE + fmt.block_size, PIECE + 2 * fmt.block_size):
+        weight, x = strategies.weights(rng, fmt, 19, n_cols), strategies.normal(rng, 14, n_cols)
+        packed, want = packing.packed(weight), refimpl.ops.linear(x, weight, "int8")
+        for T in (1, 3, 5, 7, 8, 9, 14):
+            _assert_same(cpu.linear(x[:T], packed, "int8"), want[:T])
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_formats_that_keep_their_rows(name):
     rng = np.random.default_rng(4)
@@ -143,6 +165,23 @@ def test_float_activations_do_not_see_the_packing(name):
     weight, x = strategies.weights(rng, FORMATS[name], 37, 512), strategies.normal(rng, 3, 512)
     packed = packing.packed(weight)
     assert cpu.linear(x, packed, "float").tobytes() == cpu.linear(x, weight, "float").tobytes()
+
+
+def test_float_activations_unpack_chosen_experts_alone_some_rows_at_a_time(monkeypatch):
+    rng = np.random.default_rng(7)
+    weight, x = strategies.weights(rng, FORMATS["Q5_K"], 6, 37, 256), strategies.normal(rng, 3, 256)
+    packed, ids = packing.packed(weight), np.array([[4, 1], [4, 0], [1, 4]], np.int32)
+    monkeypatch.setattr(sys.modules["fastpath.cpu.linear"], "DEQUANTIZED_VALUES", 16 * 256)
+    want = cpu.expert_linear(x, weight, ids, "float")
+    right, seen = PackedTensor.unpack_rows, []
+
+    def unpack_rows(self, first, stop, matrix):
+        seen.append((matrix, first, stop))
+        return right(self, first, stop, matrix)
+
+    monkeypatch.setattr(PackedTensor, "unpack_rows", unpack_rows)
+    assert cpu.expert_linear(x, packed, ids, "float").tobytes() == want.tobytes()
+    assert sorted(seen) == [(m, a, b) for m in (0, 1, 4) for a, b in ((0, 16), (16, 32), (32, 37))]
 
 
 @pytest.mark.parametrize("name", ("Q4_0", "Q5_1", "Q4_K", "Q6_K", "F16"))
