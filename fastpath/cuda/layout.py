@@ -106,18 +106,20 @@ class DeviceMatrix:
         return self.low, self.high, self.sub, self.block
 
 
-_known: weakref.WeakKeyDictionary[QTensor, DeviceMatrix] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[QTensor, tuple[object, DeviceMatrix]] = weakref.WeakKeyDictionary()
 
 
 def on_device(weight) -> DeviceMatrix:
     """A weight as kernels read it: laid out and brought to the device once, as long as the tensor lives."""
     if isinstance(weight, DeviceMatrix):
         return weight
-    if weight not in _known:
+    here, known = device.real(), _known.get(weight)
+    if known is None or known[0] is not here:
         made = device_matrix(weight)
-        planes = (device.put(plane, plane.dtype) for plane in made.planes)
-        _known[weight] = DeviceMatrix(made.coding_name, made.shape, *planes, made.name)
-    return _known[weight]
+        low, high, sub, block = (here.constant(plane, plane.dtype) for plane in made.planes)
+        there = DeviceMatrix(made.coding_name, made.shape, low, high, sub, block, made.name)
+        known = _known[weight] = here, there
+    return known[1]
 
 
 def padded_columns(C):
@@ -161,6 +163,7 @@ def _planes(rows: QTensor, coding):
     nothing = np.zeros(1, np.uint16)
     if coding.is_plain:
         return _side_by_side(_lanes(_plain(rows, coding), WIDTH)), nothing.astype(np.int32), nothing, nothing
+    assert rows.format.integer_parts is not None, f"{rows.format.name} has no integers, and a coding for them"
     parts = rows.format.integer_parts(rows.data.reshape(-1, rows.format.block_bytes))
     codes = parts[0].reshape(M, C)
     codes = codes + np.int16(coding.offset) if coding.levels is None else _numbers_of(codes, coding.levels)

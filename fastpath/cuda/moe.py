@@ -30,7 +30,7 @@ def route(router_logits, n_active, expert_scale, *, out=None):
     new = device.current().empty
     ids, weights = out or (new((T, n_active), np.int32), new((T, n_active), np.float32))
     is_scaled = expert_scale is not None
-    scale = device.put(expert_scale, np.float32) if is_scaled else router_logits.reshape(-1)[:1]
+    scale = device.constant(expert_scale, np.float32) if is_scaled else router_logits.reshape(-1)[:1]
     device.current().launch(ROUTE, T, 32, router_logits, scale, np.int32(is_scaled), ids, weights)
     return ids, weights
 

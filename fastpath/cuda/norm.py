@@ -21,7 +21,7 @@ def rms_norm(x, weight, eps, *, out=None):
     D = x.shape[-1]
     rows = x.reshape(-1, D)
     is_weighted = weight is not None
-    weight = device.put(weight, np.float32) if is_weighted else rows.reshape(-1)[:1]
+    weight = device.constant(weight, np.float32) if is_weighted else rows.reshape(-1)[:1]
     arguments = rows, weight, np.int32(is_weighted), np.float32(eps)
     device.current().launch(RMS_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
     return out
@@ -32,8 +32,8 @@ def layer_norm(x, weight, bias, eps, *, out=None):
     D = x.shape[-1]
     rows = x.reshape(-1, D)
     has_bias = bias is not None
-    weight = device.put(weight, np.float32)
-    bias = device.put(bias, np.float32) if has_bias else weight
+    weight = device.constant(weight, np.float32)
+    bias = device.constant(bias, np.float32) if has_bias else weight
     arguments = rows, weight, bias, np.int32(has_bias), np.float32(eps)
     device.current().launch(LAYER_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
     return out

@@ -16,6 +16,7 @@ THREADS = 256
 
 def rope_table(positions, inv_freq, *, out=None):
     """Computed by the host, in float64, which kernels do without: a few numbers per token."""
+    positions, inv_freq = device.get(positions), device.get(inv_freq)
     angles = np.asarray(positions, np.float64)[:, None] * inv_freq
     table = np.cos(angles), np.sin(angles)
     if out is None:

@@ -47,6 +47,8 @@ class Profiler:
     def put(self, array, dtype):
         return np.asarray(array, dtype)
 
+    constant = put
+
     def launch(self, kernel, grid, threads, *arguments):
         image = ptx_executor.image(kernel.function, kernel.signature, self.architecture, log_accesses=True)
         log, library = np.zeros(self.capacity, ACCESS), runtime.library()
