@@ -8,10 +8,11 @@ arithmetic            libdevice's expf and tanhf, to 2 units in the last place; 
 import math
 
 import numpy as np
-from numba import float32, int32
+from numba import cuda, float32, int32
 
 from fastpath.cuda import device
 from fastpath.cuda.elementwise import launch, like, places
+from fastpath.cuda.intrinsics import fma_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 
 ROOT, CUBE = float32(math.sqrt(2 / math.pi)), float32(0.044715)
@@ -40,17 +41,26 @@ def clip(x, low, high, *, out=None):
         return launch(CLIP, like(x, out), x.reshape(-1), np.float32(low), np.float32(high))
 
 
-def _geglu_kernel(gate, up, out):
+@cuda.jit(device=True)
+def geglu_of(z, up):
     # gelu(z) = z / (1 + exp(-2y)): where 1 + tanh(y) would cancel, this keeps its digits
+    y = mul_rn(ROOT, fma_rn(CUBE, mul_rn(mul_rn(z, z), z), z))
+    return mul_rn(z / (float32(1) + math.exp(mul_rn(float32(-2), y))), up)
+
+
+def _geglu_kernel(gate, up, out):
     for i in places(out.size):
-        z = gate[i]
-        y = ROOT * (z + CUBE * (z * z * z))
-        out[i] = z / (float32(1) + math.exp(float32(-2) * y)) * up[i]
+        out[i] = geglu_of(gate[i], up[i])
+
+
+@cuda.jit(device=True)
+def softcap_of(x, cap):
+    return mul_rn(cap, math.tanh(x / cap))
 
 
 def _softcap_kernel(x, cap, out):
     for i in places(out.size):
-        out[i] = cap * math.tanh(x[i] / cap)
+        out[i] = softcap_of(x[i], cap)
 
 
 def _silu_kernel(x, out):

@@ -26,6 +26,7 @@ from numba import cuda, float32, int32
 
 from fastpath.cuda import device, kv_types
 from fastpath.cuda.attention_relative import attend_to_neighbours
+from fastpath.cuda.intrinsics import fma_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
 from fastpath.cuda.warp import WHOLE_WARP
@@ -192,8 +193,9 @@ def _part(load_keys, load_values):
     return kernel
 
 
-def _join_kernel(parts, peaks, positions, ends, window, out):
-    t, head, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+@cuda.jit(device=True)
+def joined(parts, peaks, positions, ends, window, t, head, c):
+    """Component c of a head from its pieces."""
     n = ends[t] // PIECE - max(0, positions[t] - window + 1) // PIECE + 1
     peak = float32(LOWEST)
     for i in range(n):
@@ -201,9 +203,14 @@ def _join_kernel(parts, peaks, positions, ends, window, out):
     total, value = float32(0), float32(0)
     for i in range(n):
         weight = math.exp(peaks[t, head, i, 0] - peak)
-        total += weight * peaks[t, head, i, 1]
-        value += weight * parts[t, head, i, c]
-    out[t, head, c] = value / total
+        total = fma_rn(weight, peaks[t, head, i, 1], total)
+        value = fma_rn(weight, parts[t, head, i, c], value)
+    return value / total
+
+
+def _join_kernel(parts, peaks, positions, ends, window, out):
+    t, head, c = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
+    out[t, head, c] = joined(parts, peaks, positions, ends, window, t, head, c)
 
 
 def _write(store_key, store_value, keys_in_pairs):
@@ -246,14 +253,22 @@ def part_kernel(k_kind, v_kind):
     )  # fmt: skip
     function = _part(kv_types.LOADS[k_kind][0], kv_types.LOADS[v_kind][1])
     wants = ("LDG.E.64" if k_kind in kv_types.TILE_BYTES else "LDG.E.128", "SHFL", "MUFU.EX2")
-    return Kernel(function, signature, wants, registers=128, name=f"attention_part_{k_kind}_{v_kind}")
+    return Kernel(
+        function,
+        signature,
+        wants,
+        registers=128,
+        name=f"attention_part_{k_kind}_{v_kind}",
+        writes=("parts", "peaks"),
+    )
 
 
 @cache
 def write_kernel(k_kind, v_kind):
     signature = (_HEADS, _HEADS, kv_types.BITS[k_kind], kv_types.BITS[v_kind], int32, _TABLE, _I, _I)
     function = _write(kv_types.STORES[k_kind][0], kv_types.STORES[v_kind][1], k_kind == "q4_0")
-    return Kernel(function, signature, name=f"write_kv_{k_kind}_{v_kind}")
+    name, writes = f"write_kv_{k_kind}_{v_kind}", ("k_pages", "v_pages")
+    return Kernel(function, signature, name=name, writes=writes)
 
 
 # Other pairs of types are made when they are asked for.

@@ -9,6 +9,7 @@ import numpy as np
 from numba import cuda, float32
 
 from fastpath.cuda import device
+from fastpath.cuda.intrinsics import add_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 
 THREADS, PER_BLOCK = 256, 1024
@@ -55,12 +56,12 @@ def places(n):
 
 def _add_kernel(x, y, out):
     for i in places(out.size):
-        out[i] = x[i] + y[i]
+        out[i] = add_rn(x[i], y[i])
 
 
 def _scale_kernel(x, factor, out):
     for i in places(out.size):
-        out[i] = x[i] * factor
+        out[i] = mul_rn(x[i], factor)
 
 
 def _add_bias_kernel(x, bias, out):

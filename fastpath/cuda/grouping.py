@@ -32,12 +32,11 @@ def no_slots():
 
 
 @cuda.jit(device=True)
-def entries_of(slots, share, n_rows):
-    """(matrix, number of rows, four rows of x) of this block; matrix -1: nothing to do.
+def entries_of(slots, share, n_rows, y):
+    """(matrix, number of rows, four rows of x) of block y; matrix -1: nothing to do.
 
     share: rows of the result that come from one of x; 0: there are no slots, row after row meets one matrix
     """
-    y = cuda.blockIdx.y
     t0 = int32(y * TOKENS)
     if share == 0:
         n = int32(min(TOKENS, n_rows - t0))
@@ -48,14 +47,16 @@ def entries_of(slots, share, n_rows):
 
 
 @cuda.jit(device=True)
-def entry_of(slots, share, k):
-    """The row of the result that row k of this block is."""
+def entry_of(slots, share, k, y):
+    """The row of the result that row k of block y is."""
     if share == 0:
-        return int32(cuda.blockIdx.y * TOKENS + k)
-    return slots[cuda.blockIdx.y, 1 + k]
+        return int32(y * TOKENS + k)
+    return slots[y, 1 + k]
 
 
-def _group_kernel(ids, slots):
+@cuda.jit(device=True)
+def group(ids, slots):
+    """By one block of MAX_EXPERTS threads."""
     counts = cuda.shared.array(MAX_EXPERTS, int32)
     e, n = cuda.threadIdx.x, int32(0)
     for i in range(ids.size):
@@ -82,5 +83,9 @@ def _group_kernel(ids, slots):
         slots[slot, 0] = int32(-1)
 
 
-GROUP = Kernel(_group_kernel, (int32[::1], int32[:, ::1]), name="group_by_expert")
+def _group_kernel(ids, slots):
+    group(ids, slots)
+
+
+GROUP = Kernel(_group_kernel, (int32[::1], int32[:, ::1]), name="group_by_expert", writes=("slots",))
 KERNELS = (GROUP,)

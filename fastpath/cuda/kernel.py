@@ -14,6 +14,7 @@ class Kernel:
     wants      beginnings of SASS mnemonics without which the kernel is not the one that was meant
     registers  ceiling per thread
     bounds     (threads of a block, blocks that should fit on a multiprocessor), if the assembler must be told
+    writes     names of the arguments that it writes; it only reads the others
     """
 
     function: Callable
@@ -21,6 +22,7 @@ class Kernel:
     wants: tuple[str, ...] = ()
     registers: int = 64
     bounds: tuple[int, int] | None = None
+    writes: tuple[str, ...] = ("out",)
     name: str = ""
 
     def __post_init__(self):

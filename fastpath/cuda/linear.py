@@ -106,18 +106,19 @@ def _product_32(coding):
     offset, has_minimum = coding.offset, coding.has_minimum
     shared_m = SHARED_32 if has_minimum else 1
 
-    def kernel(low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
+    @cuda.jit(device=True)
+    def product(tile, y, n_tiles, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
         dots, factors = cuda.shared.array(SHARED_32, float32), cuda.shared.array(SHARED_32, float32)
         totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
         M = out.shape[1]
-        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0])
+        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0], y)
         if matrix < 0:
             return
         rows = (r0, r1, r2, r3)
         steps = q.shape[1] // 64
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         row, j = lane >> 3, lane & 7
-        base = (int64(matrix) * cuda.gridDim.x + cuda.blockIdx.x) * steps
+        base = (int64(matrix) * n_tiles + tile) * steps
         acc = float32(0)
         half = 0
         codes = load_codes(low, high, base + min(warp, steps - 1), lane)
@@ -151,11 +152,11 @@ def _product_32(coding):
                     place += ROWS
             half = HALF_32 - half
             codes = following
-        m = cuda.blockIdx.x * ROWS + (lane & 3)
+        m = tile * ROWS + (lane & 3)
         if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
-            out[entry_of(slots, share, lane >> 2), m] = acc
+            out[entry_of(slots, share, lane >> 2, y), m] = acc
 
-    return kernel
+    return product
 
 
 PLANE_256 = WARPS * ROWS + ROWS
@@ -170,18 +171,19 @@ def _product_256(coding):
     shared_m = SHARED_256 if has_minimum else 1
     planes = 2 if has_minimum else 1
 
-    def kernel(low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
+    @cuda.jit(device=True)
+    def product(tile, y, n_tiles, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
         dots, factors = cuda.shared.array(SHARED_256, float32), cuda.shared.array(SHARED_256, float32)
         totals, minima = cuda.shared.array(shared_m, float32), cuda.shared.array(shared_m, float32)
         M = out.shape[1]
-        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0])
+        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0], y)
         if matrix < 0:
             return
         rows = (r0, r1, r2, r3)
         steps = q.shape[1] // 64
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
         row, j = lane >> 3, lane & 7
-        base = (int64(matrix) * cuda.gridDim.x + cuda.blockIdx.x) * steps
+        base = (int64(matrix) * n_tiles + tile) * steps
         acc = float32(0)
         half = 0
         codes = load_codes(low, high, base + min(warp, steps - 1), lane)
@@ -226,23 +228,36 @@ def _product_256(coding):
                     place += ROWS
             half = HALF_256 - half
             codes = following
-        m = cuda.blockIdx.x * ROWS + (lane & 3)
+        m = tile * ROWS + (lane & 3)
         if cuda.threadIdx.x < ROWS * TOKENS and lane >> 2 < n_tokens and m < M:
-            out[entry_of(slots, share, lane >> 2), m] = acc
+            out[entry_of(slots, share, lane >> 2, y), m] = acc
 
-    return kernel
+    return product
+
+
+# of a tile, by a block: (tile, y of the grid, tiles of a matrix, what the kernel is given)
+TILES = {
+    name: _product_256(coding) if coding.is_256 else _product_32(coding)
+    for name, coding in CODINGS.items()
+    if not coding.is_plain
+}
 
 
 def _product(name, coding):
-    function = _product_256(coding) if coding.is_256 else _product_32(coding)
+    tile = TILES[name]
+
+    def kernel(low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
+        x, y, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.gridDim.x
+        tile(x, y, n, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out)
+
     half = uint16[::1]
     signature = (
         int32[::1], int32[::1], half, half,
         int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, int32[:, ::1], int32, float32[:, ::1],
     )  # fmt: skip
     load = "LDG.E.NA.64" if coding.low_bits == 2 else "LDG.E.NA.128"
-    return Kernel(function, signature, ("IDP.4A", load, "FFMA"), registers=96, name=f"linear_{name.lower()}")
+    return Kernel(kernel, signature, ("IDP.4A", load, "FFMA"), registers=96, name=f"linear_{name.lower()}")
 
 
-PRODUCTS = {name: _product(name, coding) for name, coding in CODINGS.items() if not coding.is_plain}
+PRODUCTS = {name: _product(name, CODINGS[name]) for name in TILES}
 KERNELS = tuple(PRODUCTS.values())

@@ -39,26 +39,33 @@ def multiply(x, weight, slots, share, out):
     device.current().launch(kernel, grid, THREADS, *weight.planes, laid, slots, np.int32(share), out)
 
 
+@cuda.jit(device=True)
+def column_of(place):
+    """Piece i of 4 columns of sub-block j of 256 columns goes to place 8i + j."""
+    i = place & (COLUMNS - 1)
+    return place - i + (i >> 2 & 7) * 32 + (i >> 5) * 4 + (i & 3)
+
+
 def _spread_kernel(x, out):
-    """Piece i of 4 columns of sub-block j of 256 columns goes to place 8i + j; zeros behind the last one."""
-    t, C, i = cuda.blockIdx.y, x.shape[1], cuda.threadIdx.x
-    start = cuda.blockIdx.x * COLUMNS
-    c = start + (i >> 2 & 7) * 32 + (i >> 5) * 4 + (i & 3)
-    out[t, start + i] = x[t, c] if c < C else float32(0)
+    """Zeros behind the last column."""
+    t, C, place = cuda.blockIdx.y, x.shape[1], cuda.blockIdx.x * COLUMNS + cuda.threadIdx.x
+    c = column_of(place)
+    out[t, place] = x[t, c] if c < C else float32(0)
 
 
 def _product(coding):
     load, four = values_of(coding)
 
-    def kernel(low, high, sub, block, x, slots, share, out):
+    @cuda.jit(device=True)
+    def product(tile, y, n_tiles, low, high, sub, block, x, slots, share, out):
         sums = cuda.shared.array(SUMS, float32)
-        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0])
+        matrix, n_tokens, r0, r1, r2, r3 = entries_of(slots, share, out.shape[0], y)
         if matrix < 0:
             return
         rows = (r0, r1, r2, r3)
         steps = x.shape[1] // COLUMNS
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
-        base = (int64(matrix) * cuda.gridDim.x + cuda.blockIdx.x) * steps
+        base = (int64(matrix) * n_tiles + tile) * steps
         acc = cuda.local.array(ACCUMULATORS, float32)
         for t in range(TOKENS):
             acc[t] = float32(0)
@@ -81,21 +88,29 @@ def _product(coding):
             if lane & 7 == t:
                 sums[warp * TOKENS * ROWS + t * ROWS + (lane >> 3)] = total
         cuda.syncthreads()
-        t, m = cuda.threadIdx.x >> 2, cuda.blockIdx.x * ROWS + (cuda.threadIdx.x & 3)
+        t, m = cuda.threadIdx.x >> 2, tile * ROWS + (cuda.threadIdx.x & 3)
         if t < n_tokens and m < out.shape[1]:
             total = float32(0)
             for w in range(WARPS):
                 total += sums[w * TOKENS * ROWS + cuda.threadIdx.x]
-            out[entry_of(slots, share, t), m] = total
+            out[entry_of(slots, share, t, y), m] = total
 
-    return kernel
+    return product
+
+
+TILES = {name: _product(coding) for name, coding in CODINGS.items()}  # as in linear.py
 
 
 def _kernel(name, coding):
+    tile = TILES[name]
+
+    def kernel(low, high, sub, block, x, slots, share, out):
+        tile(cuda.blockIdx.x, cuda.blockIdx.y, cuda.gridDim.x, low, high, sub, block, x, slots, share, out)
+
     half, rows = uint16[::1], float32[:, ::1]
     signature = int32[::1], int32[::1], half, half, rows, int32[:, ::1], int32, rows
     load = "LDG.E.NA.64" if coding.low_bits == 2 else "LDG.E.NA.128"
-    return Kernel(_product(coding), signature, (load, "FFMA"), registers=128, name=f"float_{name.lower()}")
+    return Kernel(kernel, signature, (load, "FFMA"), registers=128, name=f"float_{name.lower()}")
 
 
 _ROWS = float32[:, ::1]

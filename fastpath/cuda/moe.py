@@ -12,6 +12,7 @@ from numba import cuda, float32, int32
 
 from fastpath.cuda import device
 from fastpath.cuda.elementwise import launch, places
+from fastpath.cuda.intrinsics import fma_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.sampling import NOBODY, is_better
 from fastpath.cuda.warp import WHOLE_WARP
@@ -41,9 +42,11 @@ def expert_sum(y, expert_weights, *, out=None):
     return launch(EXPERT_SUM, out, y, expert_weights)
 
 
-def _route_kernel(logits, scale, is_scaled, ids, weights):
+@cuda.jit(device=True)
+def route_token(t, logits, scale, is_scaled, ids, weights):
+    """By one warp."""
     values = cuda.local.array(PER_LANE, float32)
-    t, lane, E, A = cuda.blockIdx.x, cuda.threadIdx.x, logits.shape[1], ids.shape[1]
+    lane, E, A = cuda.threadIdx.x & 31, logits.shape[1], ids.shape[1]
     for i in range(PER_LANE):
         e = lane + 32 * i
         values[i] = logits[t, e] if e < E else float32(-np.inf)
@@ -78,17 +81,30 @@ def _route_kernel(logits, scale, is_scaled, ids, weights):
         weights[t, a] = weight
 
 
+def _route_kernel(logits, scale, is_scaled, ids, weights):
+    route_token(cuda.blockIdx.x, logits, scale, is_scaled, ids, weights)
+
+
+@cuda.jit(device=True)
+def expert_sum_of(y, weights, t, d):
+    total = mul_rn(y[t, 0, d], weights[t, 0])
+    for a in range(1, y.shape[1]):
+        total = fma_rn(y[t, a, d], weights[t, a], total)
+    return total
+
+
 def _expert_sum_kernel(y, weights, out):
-    A, D = y.shape[1], y.shape[2]
+    D = y.shape[2]
     for i in places(out.size):
-        t, d = i // D, i % D
-        total = y[t, 0, d] * weights[t, 0]
-        for a in range(1, A):
-            total += y[t, a, d] * weights[t, a]
-        out[i] = total
+        out[i] = expert_sum_of(y, weights, i // D, i % D)
 
 
 _ROWS = float32[:, ::1]
-ROUTE = Kernel(_route_kernel, (_ROWS, float32[::1], int32, int32[:, ::1], _ROWS), ("SHFL", "MUFU.EX2"))
+ROUTE = Kernel(
+    _route_kernel,
+    (_ROWS, float32[::1], int32, int32[:, ::1], _ROWS),
+    ("SHFL", "MUFU.EX2"),
+    writes=("ids", "weights"),
+)
 EXPERT_SUM = Kernel(_expert_sum_kernel, (float32[:, :, ::1], _ROWS, float32[::1]))
 KERNELS = (ROUTE, EXPERT_SUM)

@@ -4,6 +4,7 @@ grid     one block per row
 block    a warp per 256 columns, at most 8; threads stride over the columns
 shared   one float per warp, the partial sums
 traffic  a row is read from memory once, then from the caches; written once
+LayerNorm: what the sum of thousands of large numbers lost of a mean, the sum of the centred ones finds
 """
 
 import math
@@ -12,8 +13,9 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from fastpath.cuda import device
+from fastpath.cuda.intrinsics import fma_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.warp import MAX_WARPS, block_sum
+from fastpath.cuda.warp import MAX_WARPS, block_sum, sum_of_warps
 
 
 def rms_norm(x, weight, eps, *, out=None):
@@ -23,7 +25,7 @@ def rms_norm(x, weight, eps, *, out=None):
     is_weighted = weight is not None
     weight = device.constant(weight, np.float32) if is_weighted else rows.reshape(-1)[:1]
     arguments = rows, weight, np.int32(is_weighted), np.float32(eps)
-    device.current().launch(RMS_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
+    device.current().launch(RMS_NORM, len(rows), threads_for(D), *arguments, out.reshape(-1, D))
     return out
 
 
@@ -35,28 +37,35 @@ def layer_norm(x, weight, bias, eps, *, out=None):
     weight = device.constant(weight, np.float32)
     bias = device.constant(bias, np.float32) if has_bias else weight
     arguments = rows, weight, bias, np.int32(has_bias), np.float32(eps)
-    device.current().launch(LAYER_NORM, len(rows), _threads(D), *arguments, out.reshape(-1, D))
+    device.current().launch(LAYER_NORM, len(rows), threads_for(D), *arguments, out.reshape(-1, D))
     return out
 
 
-def _threads(D):
+def threads_for(D):
     """By the width alone: the order of a sum must not depend on how many rows there are."""
     return 32 * max(1, min(8, D // 256))
 
 
+@cuda.jit(device=True)
+def norm_row(x, weight, is_weighted, eps, out, D, threads, partial):
+    """A row: x[0 : D] -> out[0 : D], by the first `threads` of a block, all of which come here."""
+    first = cuda.threadIdx.x if cuda.threadIdx.x < threads else D
+    squares = float32(0)
+    for d in range(first, D, threads):
+        squares = fma_rn(x[d], x[d], squares)
+    mean = sum_of_warps(squares, partial, threads >> 5) / float32(D)
+    factor = float32(1) / math.sqrt(mean + eps)
+    for d in range(first, D, threads):
+        value = mul_rn(x[d], factor)
+        if is_weighted:
+            value = mul_rn(value, weight[d])
+        out[d] = value
+
+
 def _rms_norm_kernel(x, weight, is_weighted, eps, out):
     partial = cuda.shared.array(MAX_WARPS, float32)
-    t, D = cuda.blockIdx.x, x.shape[1]
-    squares = float32(0)
-    for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
-        squares += x[t, d] * x[t, d]
-    mean = block_sum(squares, partial) / float32(D)
-    factor = float32(1) / math.sqrt(mean + eps)
-    for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
-        value = x[t, d] * factor
-        if is_weighted:
-            value *= weight[d]
-        out[t, d] = value
+    t = cuda.blockIdx.x
+    norm_row(x[t], weight, is_weighted, eps, out[t], x.shape[1], cuda.blockDim.x, partial)
 
 
 def _layer_norm_kernel(x, weight, bias, has_bias, eps, out):
@@ -66,13 +75,15 @@ def _layer_norm_kernel(x, weight, bias, has_bias, eps, out):
     for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
         total += x[t, d]
     mean = block_sum(total, partial) / float32(D)
-    squares = float32(0)
+    left, squares = float32(0), float32(0)
     for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
         centred = x[t, d] - mean
+        left += centred
         squares += centred * centred
+    lost = block_sum(left, partial) / float32(D)
     factor = float32(1) / math.sqrt(block_sum(squares, partial) / float32(D) + eps)
     for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
-        value = (x[t, d] - mean) * factor * weight[d]
+        value = (x[t, d] - mean - lost) * factor * weight[d]
         if has_bias:
             value += bias[d]
         out[t, d] = value

@@ -55,18 +55,17 @@ def place_of(c):
     return (c & ~255) | (c & 16) << 3 | (c & 224) >> 1 | (c & 15)
 
 
-def _round_kernel(per_lane):
-    def kernel(x, q, scale, sums):
-        t, C = cuda.blockIdx.y, x.shape[1]
-        lane, block = cuda.threadIdx.x & 31, cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5)
-        if block >= scale.shape[1]:
-            return
+def _block(per_lane):
+    @cuda.jit(device=True)
+    def block_by_warp(x, C, t, block, q, scale, sums):
+        """Block `block` of row t: x[0 : C], the row."""
+        lane = cuda.threadIdx.x & 31
         values = cuda.local.array(per_lane, float32)
         first = block * 32 * per_lane + lane
         largest = float32(0)
         for i in range(per_lane):
             c = first + 32 * i
-            values[i] = x[t, c] if c < C else float32(0)
+            values[i] = x[c] if c < C else float32(0)
             magnitude = abs(values[i])
             if magnitude > largest or magnitude != magnitude:  # a NaN stays the largest
                 largest = magnitude
@@ -91,10 +90,25 @@ def _round_kernel(per_lane):
         if lane == 0:
             scale[t, block] = block_scale
 
+    return block_by_warp
+
+
+BLOCKS = {32: _block(1), 256: _block(8)}
+
+
+def _round_kernel(block_size):
+    block_by_warp = BLOCKS[block_size]
+
+    def kernel(x, q, scale, sums):
+        t, block = cuda.blockIdx.y, cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5)
+        if block < scale.shape[1]:
+            block_by_warp(x[t], x.shape[1], t, block, q, scale, sums)
+
     return kernel
 
 
 _SIGNATURE = (float32[:, ::1], int8[:, ::1], float32[:, ::1], int32[:, ::1])
-ROUND_32 = Kernel(_round_kernel(1), _SIGNATURE, wants=("SHFL",), name="round_32")
-ROUND_256 = Kernel(_round_kernel(8), _SIGNATURE, wants=("SHFL",), name="round_256")
+_WRITES = ("q", "scale", "sums")
+ROUND_32 = Kernel(_round_kernel(32), _SIGNATURE, ("SHFL",), name="round_32", writes=_WRITES)
+ROUND_256 = Kernel(_round_kernel(256), _SIGNATURE, ("SHFL",), name="round_256", writes=_WRITES)
 KERNELS = (ROUND_32, ROUND_256)

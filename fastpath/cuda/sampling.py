@@ -84,7 +84,11 @@ def _whole_kernel(values, ids, out):
 
 
 PIECES = Kernel(
-    _pieces_kernel, (float32[:, ::1], float32[:, ::1], int32[:, ::1]), ("SHFL",), name="argmax_pieces"
+    _pieces_kernel,
+    (float32[:, ::1], float32[:, ::1], int32[:, ::1]),
+    ("SHFL",),
+    name="argmax_pieces",
+    writes=("values", "ids"),
 )
 WHOLE = Kernel(_whole_kernel, (float32[:, ::1], int32[:, ::1], int32[::1]), ("SHFL",), name="argmax_whole")
 KERNELS = (PIECES, WHOLE)

@@ -19,12 +19,18 @@ def warp_sum(x):
 @cuda.jit(device=True)
 def block_sum(x, partial):
     """Of a float32 of every thread; warps are added in ascending order.  partial: shared, f32[MAX_WARPS]."""
+    return sum_of_warps(x, partial, cuda.blockDim.x >> 5)
+
+
+@cuda.jit(device=True)
+def sum_of_warps(x, partial, n_warps):
+    """The same over the first warps of a block, for all of it."""
     x = warp_sum(x)
     if cuda.threadIdx.x & 31 == 0:
         partial[cuda.threadIdx.x >> 5] = x
     cuda.syncthreads()
     total = float32(0)
-    for warp in range(cuda.blockDim.x >> 5):
+    for warp in range(n_warps):
         total += partial[warp]
     cuda.syncthreads()
     return total
