@@ -33,13 +33,13 @@ PURE = "memory(none) nounwind willreturn"  # special registers do not change whi
 
 
 @functools.cache
-def image(function, signature):
+def image(function, signature, bounds=None):
     """The kernel, compiled; cached for each function and signature."""
-    return IrImage(function, signature)
+    return IrImage(function, signature, bounds)
 
 
 class IrImage(launching.Image):
-    def __init__(self, function, signature):
+    def __init__(self, function, signature, bounds):
         self.signature = tuple(
             kind.copy(readonly=False) if isinstance(kind, types.Array) and not kind.mutable else kind
             for kind in signature
@@ -47,7 +47,7 @@ class IrImage(launching.Image):
         self.name = function.__name__
         self.shared = runtime.SharedLayout()
         self._shims = {}
-        entry, texts = offline.to_nvvm_ir(function, self.signature)
+        entry, texts = offline.to_nvvm_ir(function, self.signature, bounds)
         texts = [self._translate(text) for text in texts]
         start = f"inttoptr (i64 {runtime.shared_memory() + self.dynamic_start} to ptr)"
         texts = [text.replace("@DYNAMIC", start) for text in texts]

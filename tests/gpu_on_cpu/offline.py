@@ -34,18 +34,25 @@ if not _has_nvrtc():
 
 
 @functools.cache
-def to_ptx(function, signature, architecture=ARCHITECTURES[-1], bounds=None):
-    """PTX text of a kernel; bounds: kernel.Kernel."""
+def _typed(function, signature, bounds=None):
+    """A kernel as numba-cuda typed it: from here on executor one, both architectures and the assembler differ."""
+    from numba.cuda.compiler import _compile_pyfunc_with_fixup
+
     options = {"launch_bounds": bounds} if bounds else {}
-    return cuda.compile(
-        function, signature, cc=architecture, output="ptx", device=False, abi="numba", **options
+    return _compile_pyfunc_with_fixup(
+        function, signature, device=False, abi="numba", cc=ARCHITECTURES[-1], **options
     )[0]
 
 
-def to_nvvm_ir(function, signature, architecture=ARCHITECTURES[-1]):
+@functools.cache
+def to_ptx(function, signature, architecture=ARCHITECTURES[-1], bounds=None):
+    """PTX text of a kernel; bounds: kernel.Kernel."""
+    return _typed(function, signature, bounds).get_asm_str(cc=architecture)
+
+
+def to_nvvm_ir(function, signature, bounds=None):
     """(name of the entry, list of LLVM modules as text) of a kernel."""
-    from numba.cuda.compiler import _compile_pyfunc_with_fixup
     from numba.cuda.cudadrv import nvvm
 
-    library, _ = _compile_pyfunc_with_fixup(function, signature, device=False, abi="numba", cc=architecture)
+    library = _typed(function, signature, bounds)
     return library._entry_name, [nvvm.llvm_replace(text) for text in library.llvm_strs]

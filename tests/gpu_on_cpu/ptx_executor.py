@@ -15,14 +15,14 @@ FLAGS = ("-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing")
 
 
 @functools.cache
-def image(function, signature, architecture=offline.ARCHITECTURES[-1], log_accesses=False):
+def image(function, signature, architecture=offline.ARCHITECTURES[-1], bounds=None, log_accesses=False):
     """The kernel, compiled; cached for each function, signature and architecture."""
-    return PtxImage(function, signature, architecture, log_accesses)
+    return PtxImage(function, signature, architecture, bounds, log_accesses)
 
 
 class PtxImage(launching.Image):
-    def __init__(self, function, signature, architecture, log_accesses):
-        translation = Translation(offline.to_ptx(function, signature, architecture), log_accesses)
+    def __init__(self, function, signature, architecture, bounds, log_accesses):
+        translation = Translation(offline.to_ptx(function, signature, architecture, bounds), log_accesses)
         self.name = f"{function.__name__} for sm_{architecture[0]}{architecture[1]}"
         self.signature, self.shared, self.sites = signature, translation.shared, translation.sites
         runtime.library()  # whose functions it calls

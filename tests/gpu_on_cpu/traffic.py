@@ -35,11 +35,13 @@ class Site(NamedTuple):
 class Profiler:
     """A device (fastpath.cuda.device.use) that runs kernels on executor two and keeps their sites.
 
-    sites  {kernel name: [Site]} of the last launch of each kernel
+    sites     {kernel name: [Site]} of the last launch of each kernel
+    executed  {kernel name: PTX instructions of all threads} of the same, but for moves (ptx_to_c.FREE)
     """
 
     def __init__(self, architecture=offline.ARCHITECTURES[-1], capacity=2_000_000):
-        self.architecture, self.capacity, self.sites = architecture, capacity, {}
+        self.architecture, self.capacity = architecture, capacity
+        self.sites, self.executed = {}, {}
 
     def empty(self, shape, dtype):
         return np.zeros(shape, dtype)
@@ -50,9 +52,12 @@ class Profiler:
     constant = put
 
     def launch(self, kernel, grid, threads, *arguments):
-        image = ptx_executor.image(kernel.function, kernel.signature, self.architecture, log_accesses=True)
+        image = ptx_executor.image(
+            kernel.function, kernel.signature, self.architecture, kernel.bounds, log_accesses=True
+        )
         log, library = np.zeros(self.capacity, ACCESS), runtime.library()
         library.run_log(log.ctypes.data, self.capacity)
+        before = library.run_executed_so_far()
         try:
             launching.run(image, grid, threads, arguments, schedules=(launching.LOCKSTEP,))
             n = library.run_log_length()
@@ -63,6 +68,7 @@ class Profiler:
                 f"{kernel.name}: {n} accesses, the log holds {self.capacity}. Profile a smaller case"
             )
         self.sites[kernel.name] = list(_sites(image.sites, log[:n]))
+        self.executed[kernel.name] = library.run_executed_so_far() - before
 
 
 def _sites(sites, log):
