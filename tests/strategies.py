@@ -111,6 +111,29 @@ def rms_norm(draw):
     return {"x": x, "weight": weight, "eps": draw(st.sampled_from([1e-6, 1e-5]))}
 
 
+def _row_shapes():
+    return st.tuples(sizes(1, 6), st.sampled_from([(1,), (7,), (3, 5), (2, 600)]))
+
+
+@st.composite
+def get_rows(draw):
+    (T, row), rng = draw(_row_shapes()), draw(generators())
+    return {"x": draw(floats(T, *row)), "rows": rng.integers(0, T, draw(sizes(0, 9))).astype(np.int32)}
+
+
+@st.composite
+def set_rows(draw):
+    (T, row), rng = draw(_row_shapes()), draw(generators())
+    rows = rng.permutation(T)[: draw(sizes(0, T))].astype(np.int32)
+    return {"x": draw(floats(T, *row)), "rows": rows, "values": normal(rng, len(rows), *row)}
+
+
+@st.composite
+def swap_axes(draw):
+    A, row = draw(_row_shapes())
+    return {"x": draw(floats(A, draw(sizes(1, 4)), *row))}
+
+
 @st.composite
 def linear(draw):
     fmt, rng = draw(formats()), draw(generators())

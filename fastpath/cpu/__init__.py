@@ -22,6 +22,7 @@ from fastpath.cpu.linear import expert_linear, linear
 from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import layer_norm, rms_norm
 from fastpath.cpu.rotary import rope, rope_table
+from fastpath.cpu.rows import get_rows, set_rows, swap_axes
 
 __all__ = [
     "add",
@@ -34,6 +35,7 @@ __all__ = [
     "expert_linear",
     "expert_sum",
     "geglu",
+    "get_rows",
     "glu",
     "layer_norm",
     "linear",
@@ -44,8 +46,10 @@ __all__ = [
     "rope_table",
     "route",
     "scale",
+    "set_rows",
     "silu",
     "softcap",
     "standardize",
+    "swap_axes",
     "write_kv",
 ]

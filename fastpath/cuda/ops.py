@@ -1,5 +1,6 @@
 """The op table on CUDA: what fastpath.cpu is on the CPU.  Importing it takes numba-cuda."""
 
+from fastpath.cuda import arrays as arrays  # no op: where arrays lie
 from fastpath.cuda.activation import clip, geglu, glu, silu, softcap
 from fastpath.cuda.attention import attention, relative_attention, write_kv
 from fastpath.cuda.convolution import causal_conv, conv2d, mean_pool
@@ -9,6 +10,7 @@ from fastpath.cuda.linear import expert_linear, linear
 from fastpath.cuda.moe import expert_sum, route
 from fastpath.cuda.norm import layer_norm, rms_norm
 from fastpath.cuda.rotary import rope, rope_table
+from fastpath.cuda.rows import get_rows, set_rows, swap_axes
 
 __all__ = [
     "add",
@@ -21,6 +23,7 @@ __all__ = [
     "expert_linear",
     "expert_sum",
     "geglu",
+    "get_rows",
     "glu",
     "layer_norm",
     "linear",
@@ -31,8 +34,10 @@ __all__ = [
     "rope_table",
     "route",
     "scale",
+    "set_rows",
     "silu",
     "softcap",
     "standardize",
+    "swap_axes",
     "write_kv",
 ]

@@ -15,12 +15,13 @@ from fastpath.cuda import (
     norm,
     quantize,
     rotary,
+    rows,
     sampling,
 )
 
 MODULES = (
     activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
-    linear_float, linear_many, moe, norm, quantize, rotary, sampling,
+    linear_float, linear_many, moe, norm, quantize, rotary, rows, sampling,
 )  # fmt: skip
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 

@@ -12,7 +12,7 @@ from tests import tiny
 from tests.engine.conftest import FORMATS
 from tests.gpu_on_cpu import devices, launching
 
-ONCE = devices.executor_one((launching.LOCKSTEP,), devices.OnHostArrays)
+ONCE = devices.executor_one((launching.LOCKSTEP,))
 N_NEW = 4
 
 
