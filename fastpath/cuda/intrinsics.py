@@ -174,7 +174,8 @@ def _load(opcode, n, address=_global):
 
         def codegen(context, builder, sig, args):
             at = address(context, builder, sig.args[0], args[0], args[1])
-            words = _emit(builder, f"{opcode} {_group(0, n)}, [${n}];", [I32] * n, [at], touches_memory=True)
+            text = f"{opcode} {_group(0, n) if n > 1 else '$0'}, [${n}];"
+            words = _emit(builder, text, [I32] * n, [at], touches_memory=True)
             return cgutils.pack_array(builder, words)
 
         return signature(result, array, types.int64), codegen
@@ -185,6 +186,8 @@ def _load(opcode, n, address=_global):
 # Read-only path, for what nobody writes while the kernel runs.  Weights are read once: they need not stay.
 load_weights_v4 = _load("ld.global.nc.L1::no_allocate.v4.u32", 4)
 load_weights_v2 = _load("ld.global.nc.L1::no_allocate.v2.u32", 2)
+load_weights_v1 = _load("ld.global.nc.L1::no_allocate.u32", 1)
+load_v1 = _load("ld.global.nc.u32", 1)
 load_v2 = _load("ld.global.nc.v2.u32", 2)
 load_v4 = _load("ld.global.nc.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
