@@ -19,6 +19,7 @@ extern int run_dynamic_bytes(void);
 extern int run_barrier_reduce(int, int);
 extern void run_barrier(void), run_sync_warp(uint32_t), run_misaligned(uint64_t, int);
 extern void run_access(uint32_t, uint64_t);
+extern void run_executed(void);
 extern two run_shuffle(uint32_t, int, uint32_t, uint32_t, uint32_t), run_vote(uint32_t, int, int);
 extern uint32_t run_match(uint32_t, uint64_t);
 static inline float as_float(uint64_t r) { uint32_t u = r; float f; memcpy(&f, &u, 4); return f; }
@@ -70,6 +71,9 @@ REDUCTIONS = {"popc": 0, "and": 1, "or": 2}
 
 def width(kind):
     return 1 if kind == "pred" else int(re.search(r"\d+", kind)[0])
+
+
+FREE = ("mov", "ld.param", "cvta")  # which the assembler mostly makes nothing of
 
 
 def is_float(kind):
@@ -130,7 +134,8 @@ class Translation:
             elif statement:
                 guard, negated, predicate, rest = re.match(r"(@(!?)(%\w+)\s+)?(.*)", statement).groups()
                 test = f"if ({negated}{register(predicate)}) " if guard else ""
-                yield f"{test}{{ {self._instruction(rest)} }}"
+                count = "" if not self.log_accesses or rest.startswith(FREE) else "run_executed(); "
+                yield f"{count}{test}{{ {self._instruction(rest)} }}"
         yield "return;"
 
     # -- operands

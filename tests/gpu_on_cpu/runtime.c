@@ -333,6 +333,7 @@ static void load(const u64 *in, u64 *out, int n) {
   aligned(in[0], 4 * n);
   for (int i = 0; i < n; i++) out[i] = ((const u32 *)in[0])[i];
 }
+PTX(ld_global_nc_u32) { load(in, out, 1); }
 PTX(ld_global_nc_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_v4_u32) { load(in, out, 4); }
 PTX(ld_global_nc_L1_no_allocate_u32) { load(in, out, 1); }
@@ -477,6 +478,9 @@ static access_ *accesses;
 static long n_accesses, room;
 void run_log(void *buffer, long capacity) { accesses = buffer, room = capacity, n_accesses = 0; }
 long run_log_length(void) { return n_accesses; }
+static long n_executed; // instructions of all threads
+void run_executed(void) { n_executed++; }
+long run_executed_so_far(void) { return n_executed; }
 void run_access(u32 site, u64 address) {
   if (n_accesses < room) {
     int number = block[0] + grid_size[0] * (block[1] + grid_size[1] * block[2]);
