@@ -176,6 +176,7 @@ EXACT = "exact"
 OPS = {
     "add": (1, _of_result, "one rounding"),
     "add_bias": (1, _of_result, "one rounding"),
+    "argmax": EXACT,
     "attention": (
         60, _attention,
         "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "
@@ -209,6 +210,7 @@ OPS = {
     "softcap": (8, _of_result, "tanh to 2 units, a division, a product, the cap as float32"),
     "standardize": (2, _of_result, "a difference, a product"),
     "swap_axes": EXACT,
+    "top_k": EXACT,
     "write_kv": EXACT,
 }  # fmt: skip
 

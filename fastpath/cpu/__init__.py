@@ -23,10 +23,12 @@ from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import layer_norm, rms_norm
 from fastpath.cpu.rotary import rope, rope_table
 from fastpath.cpu.rows import get_rows, set_rows, swap_axes
+from fastpath.cpu.sampling import argmax, top_k
 
 __all__ = [
     "add",
     "add_bias",
+    "argmax",
     "attention",
     "causal_conv",
     "clip",
@@ -51,5 +53,6 @@ __all__ = [
     "softcap",
     "standardize",
     "swap_axes",
+    "top_k",
     "write_kv",
 ]

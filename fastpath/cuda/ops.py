@@ -1,6 +1,7 @@
 """The op table on CUDA: what fastpath.cpu is on the CPU.  Importing it takes numba-cuda."""
 
 from fastpath.cuda import arrays as arrays  # no op: where arrays lie
+from fastpath.cuda import program as program  # no op: how calls of ops are recorded
 from fastpath.cuda.activation import clip, geglu, glu, silu, softcap
 from fastpath.cuda.attention import attention, relative_attention, write_kv
 from fastpath.cuda.convolution import causal_conv, conv2d, mean_pool
@@ -11,10 +12,12 @@ from fastpath.cuda.moe import expert_sum, route
 from fastpath.cuda.norm import layer_norm, rms_norm
 from fastpath.cuda.rotary import rope, rope_table
 from fastpath.cuda.rows import get_rows, set_rows, swap_axes
+from fastpath.cuda.sampling import argmax, top_k
 
 __all__ = [
     "add",
     "add_bias",
+    "argmax",
     "attention",
     "causal_conv",
     "clip",
@@ -39,5 +42,6 @@ __all__ = [
     "softcap",
     "standardize",
     "swap_axes",
+    "top_k",
     "write_kv",
 ]

@@ -20,10 +20,12 @@ from refimpl.ops.moe import expert_sum, route
 from refimpl.ops.norm import layer_norm, rms_norm
 from refimpl.ops.rotary import rope, rope_table
 from refimpl.ops.rows import get_rows, set_rows, swap_axes
+from refimpl.ops.sampling import argmax, top_k
 
 __all__ = [
     "add",
     "add_bias",
+    "argmax",
     "attention",
     "causal_conv",
     "clip",
@@ -48,5 +50,6 @@ __all__ = [
     "softcap",
     "standardize",
     "swap_axes",
+    "top_k",
     "write_kv",
 ]

@@ -8,4 +8,5 @@ FEW = (launching.SCHEDULES[0], launching.SCHEDULES[3])
 KIND = devices.OnHostArrays
 EXECUTORS = {"ir": devices.executor_one(kind=KIND)}
 EXECUTORS |= {f"sm_{a}{b}": devices.executor_two((a, b), FEW, KIND) for a, b in offline.ARCHITECTURES}
+ONCE = devices.executor_one((launching.LOCKSTEP,), KIND)  # where schedules are tried elsewhere
 EXAMPLES = {"ir": 25, "sm_80": 4, "sm_90": 8}

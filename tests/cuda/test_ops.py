@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refimpl.ops
-from fastpath.cuda import device, norm, ops, sampling
+from fastpath.cuda import device, norm, ops
 from tests import strategies, tolerances
-from tests.cuda.executors import EXAMPLES, EXECUTORS
+from tests.cuda.executors import EXAMPLES, EXECUTORS, ONCE
 
-OPS = [
+OPS = [  # without those that have files of their own
     op
     for op in refimpl.ops.__all__
-    if op not in ("attention", "write_kv", "set_rows", "linear", "expert_linear", "embed")  # files of their own
+    if op not in ("attention", "write_kv", "set_rows", "linear", "expert_linear", "embed")
 ]
 
 
@@ -27,7 +27,9 @@ def test_parity(op, executor):
         with device.use(EXECUTORS[executor]):
             got = getattr(ops, op)(**case)
         want = getattr(refimpl.ops, op)(**(case if tolerances.is_exact(op, case) else _in_float64(case)))
-        as_tuple = (lambda result: result) if op in ("route", "rope_table") else (lambda result: (result,))
+        as_tuple = (
+            (lambda result: result) if op in ("route", "rope_table", "top_k") else (lambda result: (result,))
+        )
         tolerances.check(op, case, as_tuple(got), as_tuple(want))
 
     with np.errstate(all="ignore"):
@@ -43,16 +45,27 @@ def _in_float64(case):
     }
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_argmax(executor):
-    """As NumPy's: the first of equal ones, and the first NaN before everything."""
-    rng = np.random.default_rng(3)
-    with device.use(EXECUTORS[executor]):
-        for V in (1, 255, 4097, 9001):
-            logits = rng.integers(0, 40, (5, V)).astype(np.float32)
-            logits[1, rng.integers(0, V, 3)] = np.nan
-            logits[2], logits[3, 0] = -np.inf, np.inf
-            np.testing.assert_array_equal(sampling.argmax(logits), logits.argmax(axis=-1))
+@pytest.mark.parametrize("V", [300, 4097])
+def test_capped_as_they_are_sorted(V):
+    """The cap within top_k is that of softcap, equal numbers that it makes included."""
+    rng = np.random.default_rng(V)
+    logits = strategies.normal(rng, 2, V, scale=300)
+    with device.use(EXECUTORS["ir"]):
+        capped = ops.softcap(logits, 30.0)
+        for got, want in zip(ops.top_k(logits, 64, 30.0), refimpl.ops.top_k(capped, 64), strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert len(np.unique(capped[0])) < V
+
+
+def test_a_vocabulary():
+    """Of 262,144 logits, in three launches; most of them are equal."""
+    logits = np.random.default_rng(8).integers(-9, 9, (1, 1 << 18)).astype(np.float32)
+    logits[0, [77, 9999, 200_000]] = 9, 11, 10
+    with device.use(ONCE):
+        for k in (1, 256):
+            for got, want in zip(ops.top_k(logits, k), refimpl.ops.top_k(logits, k), strict=True):
+                np.testing.assert_array_equal(got, want)
+        assert ops.argmax(logits) == [9999]
 
 
 @pytest.mark.parametrize("D", [1, 37, 256, 515, 2561])

@@ -13,6 +13,7 @@ official simulator does not do.
 
 import functools
 import hashlib
+import itertools
 import re
 
 import llvmlite.binding as llvm
@@ -38,8 +39,36 @@ def image(function, signature, bounds=None):
     return IrImage(function, signature, bounds)
 
 
+WAIT = re.compile(
+    r'^ *call void (?:@"llvm\.nvvm\.barrier0"\(\)|asm sideeffect "cp\.async\.(?:wait|commit)_group[^\n]*)$',
+    re.M,
+)
+
+
+def waits(function, signature, bounds=None):
+    """[(device function, statement)]: barriers, waits and commits of a kernel and of all that it calls."""
+    found = []
+    for text in offline.to_nvvm_ir(function, signature, bounds)[1]:
+        for wait in WAIT.finditer(text):
+            of = re.findall(r'^define [^@]*@"?([\w.]+)', text[: wait.start()], flags=re.M)[-1]
+            found.append((of, wait[0].strip()))
+    return found
+
+
+def _without_wait(texts, number):
+    """The modules without the wait of this number."""
+    numbers = itertools.count()
+
+    def kept(wait):
+        return "" if next(numbers) == number else wait[0]
+
+    return [WAIT.sub(kept, text) for text in texts]
+
+
 class IrImage(launching.Image):
-    def __init__(self, function, signature, bounds):
+    """without: the number of the wait that is left out, in the order of `waits`"""
+
+    def __init__(self, function, signature, bounds, without=None):
         self.signature = tuple(
             kind.copy(readonly=False) if isinstance(kind, types.Array) and not kind.mutable else kind
             for kind in signature
@@ -48,7 +77,7 @@ class IrImage(launching.Image):
         self.shared = runtime.SharedLayout()
         self._shims = {}
         entry, texts = offline.to_nvvm_ir(function, self.signature, bounds)
-        texts = [self._translate(text) for text in texts]
+        texts = [self._translate(text) for text in _without_wait(texts, without)]
         start = f"inttoptr (i64 {runtime.shared_memory() + self.dynamic_start} to ptr)"
         texts = [text.replace("@DYNAMIC", start) for text in texts]
         self._engine = _compile([*texts, *self._shims.values(), _entry(entry, texts)])

@@ -1,37 +1,43 @@
-"""Kernels with one barrier, wait or commit taken out: the executors must notice each of them.
+"""Kernels without one of their barriers, waits or commits: executor one must notice each of them.
 
-A mutant is the kernel's source file, compiled again without one statement; its kernels are called as those of
-the real module are.
+What is taken out is taken out of the IR, so that it is found in every kernel and in all that it calls; and a
+mutant is compiled without Numba.
 """
 
-import importlib.util
-import re
-import sys
-import tempfile
-from pathlib import Path
+import numpy as np
 
-STATEMENT = re.compile(
-    r"^( +)(cuda\.syncthreads\(\)|(?:ptx\.)?(?:wait_copies(?:_but_one)?|commit_copies)\(\))", re.M
-)
+from fastpath.cuda import device
+from tests.gpu_on_cpu import devices, ir_executor, launching
 
 
-def statements(module):
-    """[(line number, text)] of what can be taken out of a module."""
-    source = Path(module.__file__).read_text()
-    return [(source.count("\n", 0, found.start()) + 1, found[2]) for found in STATEMENT.finditer(source)]
+def waits(kernel):
+    """[(device function, statement)] of a fastpath.cuda.kernel.Kernel."""
+    return ir_executor.waits(kernel.function, kernel.signature, kernel.bounds)
 
 
-def without(module, line):
-    """The module, compiled again with `pass` in that line; as it is, with None."""
-    lines = Path(module.__file__).read_text().splitlines()
-    if line is not None:
-        lines[line - 1] = re.sub(r"\S.*", "pass", lines[line - 1])
-    name = f"{module.__name__}_without_{line}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "mutant.py"
-        path.write_text("\n".join(lines) + "\n")
-        spec = importlib.util.spec_from_file_location(name, path)
-        mutant = importlib.util.module_from_spec(spec)
-        sys.modules[name] = mutant
-        spec.loader.exec_module(mutant)
-    return mutant
+def unnoticed(kernel, call):
+    """The waits of a kernel without which `call` still gives the same bytes under every schedule.
+
+    call  () -> an array, or a tuple of arrays; it launches the kernel
+    """
+    found = waits(kernel)
+    if not found:
+        return []
+    whole = _bytes_of(call, kernel, None)
+    return [wait for number, wait in enumerate(found) if _bytes_of(call, kernel, number) == whole]
+
+
+def _bytes_of(call, kernel, without):
+    """What the call gives with this kernel changed; None where an executor refuses to go on."""
+    image = ir_executor.IrImage(kernel.function, kernel.signature, kernel.bounds, without)
+    executor = devices.executor_one(kind=devices.OnHostArrays)
+    of_others = executor.image_of
+    executor.image_of = lambda other: image if other == kernel else of_others(other)
+    with np.errstate(all="ignore"), device.use(executor):
+        try:
+            result = call()
+        except launching.KernelError:
+            assert without is not None, f"{kernel.name} is wrong with all of its barriers"
+            return None
+    assert executor.launched.get(kernel.name), f"the case does not launch {kernel.name}"
+    return tuple(array.tobytes() for array in (result if isinstance(result, tuple) else (result,)))

@@ -35,7 +35,7 @@ if not _has_nvrtc():
 
 @functools.cache
 def _typed(function, signature, bounds=None):
-    """A kernel as numba-cuda typed it: from here on executor one, both architectures and the assembler differ."""
+    """A kernel as numba-cuda typed it: from here on executors and architectures differ."""
     from numba.cuda.compiler import _compile_pyfunc_with_fixup
 
     options = {"launch_bounds": bounds} if bounds else {}
