@@ -18,7 +18,7 @@ from fastpath.cuda.activation import softcap_of
 from fastpath.cuda.intrinsics import add32, as_f32, as_i32, shl32, xor32
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.warp import WHOLE_WARP
-from refimpl.ops.sampling import MAX_K
+from fastpath.largest import MAX_K
 
 THREADS, PIECE = 256, 4096
 WARPS = THREADS // 32

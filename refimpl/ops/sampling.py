@@ -7,8 +7,6 @@ import numpy as np
 
 from refimpl.ops.activation import softcap
 
-MAX_K = 256  # of top_k
-
 
 def argmax(logits):
     """The largest logit of each row, of equal ones the first; where there is a NaN, the first of these.
@@ -28,7 +26,7 @@ def top_k(logits, k, cap=None):
 
     Shapes:
         logits  f[T, V]
-        k       at most MAX_K
+        k       int  at least 1
     Returns:
         (f[T, k] logits, i32[T, k] ids); of V < k: -inf and id -1 behind the last one
 
@@ -37,8 +35,6 @@ def top_k(logits, k, cap=None):
         What is not finite comes before everything, as NaN, lower ids first: a row is sound if its first
         number is.
     """
-    if not 1 <= k <= MAX_K:
-        raise ValueError(f"top_k: k = {k}, expected 1 to {MAX_K}. Take the whole row for more")
     logits = logits if cap is None else softcap(logits, cap)
     logits = np.where(np.isfinite(logits), logits, np.nan)
     order = np.argsort(np.where(np.isnan(logits), -np.inf, -logits), axis=-1, kind="stable")[:, :k]

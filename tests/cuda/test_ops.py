@@ -66,6 +66,8 @@ def test_a_vocabulary():
             for got, want in zip(ops.top_k(logits, k), refimpl.ops.top_k(logits, k), strict=True):
                 np.testing.assert_array_equal(got, want)
         assert ops.argmax(logits) == [9999]
+        with pytest.raises(ValueError, match="top_k: k = 257, expected 1 to 256"):
+            ops.top_k(logits, 257)
 
 
 @pytest.mark.parametrize("D", [1, 37, 256, 515, 2561])

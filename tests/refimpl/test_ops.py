@@ -110,8 +110,6 @@ def test_largest_logits_by_hand():
     values, ids = ops.top_k(broken, 4)
     np.testing.assert_array_equal(values, [[np.nan, np.nan, np.nan, 1]])
     assert ids.tolist() == [[0, 2, 3, 1]] and ops.argmax(broken) == [2]
-    with pytest.raises(ValueError, match="top_k: k = 257, expected 1 to 256"):
-        ops.top_k(broken, 257)
 
 
 # --- norm, elementwise, activations ---------------------------------------------------
