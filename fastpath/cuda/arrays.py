@@ -1,5 +1,7 @@
 """Arrays in the memory of the device in use: what fastpath/arrays.py is for the host's."""
 
+import math
+
 import numpy as np
 
 from fastpath.cuda import device
@@ -16,7 +18,8 @@ def get(array):
 
 def pages(shape, dtype):
     """Undefined numbers: a query reads positions that were written, only."""
-    return device.real().empty(shape, dtype)
+    dtype = np.dtype(dtype)
+    return device.real().memory(math.prod(shape) * dtype.itemsize).view(dtype).reshape(*shape)
 
 
 def copy_page(array, source, target):

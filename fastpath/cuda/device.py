@@ -1,11 +1,20 @@
 """Who runs the kernels: the GPU of this machine, or what a test puts in its place.
 
-A device has four methods:
+What ops use of a device:
 
     empty(shape, dtype)                         an array of undefined numbers where kernels can use it
     put(array, dtype)                           an array of the host, there: an input, other numbers next time
+    computed(compute, dtype)                    put(compute(), dtype), which a program does at each replay
     constant(array, dtype)                      the same of one that never changes: brought there once
     launch(kernel, grid, threads, *arguments)   a fastpath.cuda.kernel.Kernel over a grid of blocks
+
+What programs and caches use as well (program.py, arrays.py):
+
+    memory(n_bytes)       u8[n] for as long as it is held; MemoryError
+    staging(n_bytes)      u8[n] of the host, from where copies are fast
+    fetch(array, host)    numbers of the device into an array of the host
+    capture(launches)     -> run(): all of them, as fast as the device can, as often as wanted
+    time(launches)        runs them; seconds of each
 
 Arrays of a device can do what numba's DeviceNDArray can without a copy and without a kernel: shape, strides,
 dtype, size, len; reshape, ravel and view of contiguous ones; integers and slices as indices; copy_to_host and
@@ -14,11 +23,13 @@ copy_to_device, whole.  They are no NumPy arrays.
 
 import contextlib
 import functools
+import threading
 import weakref
 
 import numpy as np
 
 _current = None
+_of_thread = threading.local()  # recorder: what stands in for the device while this thread records
 
 
 @functools.cache
@@ -39,6 +50,11 @@ def _line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def is_replaced():
+    """Does something stand in the place of a GPU?"""
+    return _current is not None
+
+
 def missing():
     """One line: why kernels cannot run at all; None where there is a GPU, or something in its place."""
     return None if _current is not None else why_not()
@@ -46,19 +62,32 @@ def missing():
 
 def describe():
     """The name of the device in use."""
-    return current().name
+    return real().name
 
 
 def current():
-    """The device in use; RuntimeError where there is none."""
-    if _current is not None:
-        return _current
-    return _gpu()
+    """What ops use: the device, or what records them; RuntimeError where there is none."""
+    return getattr(_of_thread, "recorder", None) or real()
 
 
 def real():
     """The device in use, even while a program is recorded (program.py)."""
-    return current()
+    return _current if _current is not None else _gpu()
+
+
+def is_recorded():
+    """Does this thread record a program?"""
+    return getattr(_of_thread, "recorder", None) is not None
+
+
+@contextlib.contextmanager
+def recorded_by(recorder):
+    """Ops of this thread use a recorder inside the `with`."""
+    try:
+        _of_thread.recorder = recorder
+        yield
+    finally:
+        _of_thread.recorder = None
 
 
 @contextlib.contextmanager
@@ -75,6 +104,11 @@ def use(device):
 def put(array, dtype):
     """An input where kernels can read it; what is there already stays where it is."""
     return current().put(array, dtype)
+
+
+def computed(compute, dtype):
+    """put(compute(), dtype), for an input that the host computes from others."""
+    return current().computed(compute, dtype)
 
 
 def constant(array, dtype):
@@ -99,6 +133,8 @@ def fill(array, numbers):
 def _gpu():
     if reason := why_not():
         raise RuntimeError(f"backend cuda: {reason}")
+    from fastpath.cuda.gpu import Gpu
+
     return Gpu()
 
 
@@ -128,36 +164,3 @@ def _drop(known, key, reference):
     """Another array may have the same id by now."""
     if key in known and known[key][0] is reference:
         del known[key]
-
-
-class Gpu:
-    """The GPU through numba-cuda.  Kernels are compiled when they are launched first."""
-
-    def __init__(self):
-        from numba import cuda
-
-        self._compiled, self._constants = {}, Constants(cuda.to_device)
-        self.name = str(cuda.get_current_device().name)
-
-    def empty(self, shape, dtype):
-        from numba import cuda
-
-        return cuda.device_array(shape, dtype)
-
-    def put(self, array, dtype):
-        from numba import cuda
-
-        if not isinstance(array, np.ndarray):
-            return array
-        return cuda.to_device(np.ascontiguousarray(array, dtype))
-
-    def constant(self, array, dtype):
-        return self._constants.get(array, dtype) if isinstance(array, np.ndarray) else array
-
-    def launch(self, kernel, grid, threads, *arguments):
-        if kernel not in self._compiled:
-            from numba import cuda
-
-            options = {"launch_bounds": kernel.bounds} if kernel.bounds else {}
-            self._compiled[kernel] = cuda.jit(kernel.function, **options)
-        self._compiled[kernel][grid, threads](*arguments)

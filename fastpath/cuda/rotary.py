@@ -18,12 +18,14 @@ THREADS = 256
 def rope_table(positions, inv_freq, *, out=None):
     """Computed by the host, in float64, which kernels do without: a few numbers per token."""
     positions, inv_freq = device.get(positions), device.get(inv_freq)
-    angles = np.asarray(positions, np.float64)[:, None] * inv_freq
-    table = np.cos(angles), np.sin(angles)
+
+    def of(function):
+        return function(np.asarray(positions, np.float64)[:, None] * inv_freq)
+
     if out is None:
-        return tuple(device.put(part, np.float32) for part in table)
-    for part, to in zip(table, out, strict=True):
-        device.fill(to, part.astype(np.float32))
+        return tuple(device.computed(lambda f=f: of(f), np.float32) for f in (np.cos, np.sin))
+    for to, function in zip(out, (np.cos, np.sin), strict=True):
+        device.fill(to, of(function).astype(np.float32))
     return out
 
 

@@ -4,6 +4,8 @@ Their arrays are as strict as a GPU's: a DeviceArray can do what numba's DeviceN
 and without a kernel of its own, and nothing else.  What passes here passes there.
 """
 
+import time
+
 import numpy as np
 
 from fastpath.cuda.device import Constants
@@ -41,17 +43,12 @@ class DeviceArray:
     def __repr__(self):
         return f"DeviceArray({self.dtype}{list(self.shape)})"
 
-    @property
-    def __cuda_array_interface__(self):
-        """Where it is: numba's arrays say so too.  Nobody reads there."""
-        return {**self._memory.__array_interface__, "version": 3}
-
     # -- views
 
     def reshape(self, *shape):
         if not self._memory.flags.c_contiguous:
             raise DeviceArrayError(f"{self!r}.reshape: it is not contiguous, and nobody copies it")
-        return DeviceArray(self._memory.reshape(*shape))
+        return self._alike(self._memory.reshape(*shape))
 
     def ravel(self):
         return self.reshape(-1)
@@ -59,7 +56,7 @@ class DeviceArray:
     def view(self, dtype):
         if self.dtype.itemsize != np.dtype(dtype).itemsize and not self._memory.flags.c_contiguous:
             raise DeviceArrayError(f"{self!r}.view({np.dtype(dtype)}): it is not contiguous")
-        return DeviceArray(self._memory.view(dtype))
+        return self._alike(self._memory.view(dtype))
 
     def __getitem__(self, key):
         keys = key if isinstance(key, tuple) else (key,)
@@ -72,7 +69,15 @@ class DeviceArray:
             raise DeviceArrayError(
                 f"{self!r}: numbers of it are on the device. device.get brings all of them"
             )
-        return DeviceArray(self._memory[key])
+        return self._alike(self._memory[key])
+
+    def _alike(self, memory):
+        return DeviceArray(memory)
+
+    @property
+    def __cuda_array_interface__(self):
+        """Where it is, for those who compare places."""
+        return self._memory.__array_interface__
 
     # -- copies
 
@@ -130,8 +135,31 @@ class Executor:
     def put(self, array, dtype):
         return self._upload(np.asarray(array, dtype)) if isinstance(array, np.ndarray) else array
 
+    def computed(self, compute, dtype):
+        return self.put(compute(), dtype)
+
     def constant(self, array, dtype):
         return self._constants.get(array, dtype) if isinstance(array, np.ndarray) else array
+
+    def memory(self, n_bytes):
+        return self.empty((n_bytes,), np.uint8)
+
+    def staging(self, n_bytes):
+        return np.full(n_bytes, 0xFF, np.uint8)
+
+    def fetch(self, array, host):
+        host[...] = array.copy_to_host()
+
+    def capture(self, launches):
+        return lambda: self.time(launches)
+
+    def time(self, launches):
+        return [self._timed(launch) for launch in launches]
+
+    def _timed(self, launch):
+        start = time.perf_counter()
+        self.launch(launch.kernel, launch.grid, launch.threads, *launch.arguments)
+        return time.perf_counter() - start
 
     def _upload(self, array):
         self.uploads += 1
