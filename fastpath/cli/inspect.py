@@ -52,6 +52,8 @@ def run_inspect(args: argparse.Namespace) -> int:
     _print_layers(model)
     _print_types(model.file.tensors)
     _print_cache(model.config, args.sequences, context, args.chunk, args.kv_type)
+    if args.device:
+        _print_fit(args, model)
     _print_oddities(model)
     if media is not None:
         print()
@@ -60,10 +62,28 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def _print_device() -> None:
-    from fastpath.cuda import device
+    """Which GPU --backend auto would take."""
+    from fastpath.backend import no_device
+    from fastpath.cuda import device, footprint
 
-    reason = device.missing()
-    print(f"device   {device.describe() if reason is None else f'no GPU: {reason}'}")
+    if reason := no_device():
+        print(f"device   no GPU: {reason}")
+        return
+    free = footprint.free_bytes()
+    print(f"device   {device.describe()}" + ("" if free is None else f", {free / 1e9:.2f} GB free"))
+
+
+def _print_fit(args: argparse.Namespace, model) -> None:
+    """What the model takes on a GPU, and whether there is as much."""
+    from fastpath.backend import no_device
+    from fastpath.cuda import footprint
+
+    if no_device():
+        weights = footprint.weights_bytes(model.weights)
+        print(f"on a GPU {weights / MB:.1f} MB ({weights} bytes) for weights, as they lie there")
+        return
+    needed = footprint.of_options(args, model)
+    print(f"on a GPU {needed}: {footprint.misfit(needed) or 'it fits'}")
 
 
 def _print_model(model) -> None:

@@ -40,6 +40,7 @@ typedef struct {
   u64 in[16], out[8]; // its operands
   struct { char *to; const char *from; int bytes, group; } copies[MAX_COPIES];
   int n_copies, group;
+  long executed; // instructions, where they are counted
   jmp_buf here;
   ucontext_t first;
   char *stack;
@@ -478,9 +479,9 @@ static access_ *accesses;
 static long n_accesses, room;
 void run_log(void *buffer, long capacity) { accesses = buffer, room = capacity, n_accesses = 0; }
 long run_log_length(void) { return n_accesses; }
-static long n_executed; // instructions of all threads
-void run_executed(void) { n_executed++; }
-long run_executed_so_far(void) { return n_executed; }
+static long n_issued; // instructions of all warps: of a warp, as many as its busiest thread has
+void run_executed(void) { me->executed++; }
+long run_issued_so_far(void) { return n_issued; }
 void run_access(u32 site, u64 address) {
   if (n_accesses < room) {
     int number = block[0] + grid_size[0] * (block[1] + grid_size[1] * block[2]);
@@ -498,11 +499,17 @@ static void start_block(const long *gaps, int n_gaps, long used) {
   for (int i = 0; i < n_gaps; i++) memset(shared_memory + gaps[2 * i], 0xa5, gaps[2 * i + 1]);
   for (int i = 0; i < n_threads; i++) {
     fibers[i].state = READY;
-    fibers[i].n_copies = fibers[i].group = 0;
+    fibers[i].n_copies = fibers[i].group = fibers[i].executed = 0;
   }
 }
 
 static void end_block(const long *gaps, int n_gaps) {
+  for (int first = 0; first < n_threads; first += LANES) {
+    long most = 0;
+    for (int i = first; i < first + LANES && i < n_threads; i++)
+      if (fibers[i].executed > most) most = fibers[i].executed;
+    n_issued += most;
+  }
   me = &fibers[0];
   for (int i = 0; i < n_gaps; i++)
     for (long at = gaps[2 * i]; at < gaps[2 * i] + gaps[2 * i + 1]; at++)

@@ -35,13 +35,14 @@ class Site(NamedTuple):
 class Profiler:
     """A device (fastpath.cuda.device.use) that runs kernels on executor two and keeps their sites.
 
-    sites     {kernel name: [Site]} of the last launch of each kernel
-    executed  {kernel name: PTX instructions of all threads} of the same, but for moves (ptx_to_c.FREE)
+    sites   {kernel name: [Site]} of the last launch of each kernel
+    issued  {kernel name: PTX instructions of all its warps} of the same, but for moves (ptx_to_c.FREE)
     """
 
-    def __init__(self, architecture=offline.ARCHITECTURES[-1], capacity=2_000_000):
+    def __init__(self, architecture=offline.ARCHITECTURES[-1], capacity=2_000_000, log=True):
         self.architecture, self.capacity = architecture, capacity
-        self.sites, self.executed = {}, {}
+        self.sites, self.issued = {}, {}
+        self.log = log  # without: instructions are counted, and no accesses kept
 
     def empty(self, shape, dtype):
         return np.zeros(shape, dtype)
@@ -56,19 +57,20 @@ class Profiler:
             kernel.function, kernel.signature, self.architecture, kernel.bounds, log_accesses=True
         )
         log, library = np.zeros(self.capacity, ACCESS), runtime.library()
-        library.run_log(log.ctypes.data, self.capacity)
-        before = library.run_executed_so_far()
+        library.run_log(log.ctypes.data, self.capacity if self.log else 0)
+        before = library.run_issued_so_far()
         try:
             launching.run(image, grid, threads, arguments, schedules=(launching.LOCKSTEP,))
             n = library.run_log_length()
         finally:
             library.run_log(None, 0)
-        if n > self.capacity:
+        if self.log and n > self.capacity:
             raise ValueError(
                 f"{kernel.name}: {n} accesses, the log holds {self.capacity}. Profile a smaller case"
             )
-        self.sites[kernel.name] = list(_sites(image.sites, log[:n]))
-        self.executed[kernel.name] = library.run_executed_so_far() - before
+        if self.log:
+            self.sites[kernel.name] = list(_sites(image.sites, log[:n]))
+        self.issued[kernel.name] = library.run_issued_so_far() - before
 
 
 def _sites(sites, log):
