@@ -97,8 +97,11 @@ def columns(draw, fmt):
 @st.composite
 def embed(draw):
     fmt, rng, V = draw(formats()), draw(generators()), draw(sizes(1, 20))
-    table = weights(rng, fmt, V, draw(columns(fmt)))
-    ids = rng.integers(0, V, draw(sizes(1, 5))).astype(np.int32)
+    tables = draw(
+        st.sampled_from([(), (), (2,)])
+    )  # two in one tensor: the rows of the second follow the first's
+    table = weights(rng, fmt, *tables, V, draw(columns(fmt)))
+    ids = rng.integers(0, table.n_rows, draw(sizes(1, 5))).astype(np.int32)
     return {"table": table, "ids": ids, "scale": draw(st.sampled_from([1.0, 39.191835884530846, 0.7]))}
 
 

@@ -17,13 +17,13 @@ def conv2d(x, weight, *, out=None):
     (T, F, _), M = x.shape, weight.shape[0]
     shape = (T + 1) // 2, (F + 1) // 2, M
     out = device.current().empty(shape, np.float32) if out is None else out
-    weight = device.put(weight, np.float32)
+    weight = device.constant(weight, np.float32)
     return launch(CONV2D, out, x, weight, np.int32(shape[1]))
 
 
 def causal_conv(x, weight, *, out=None):
     out = device.current().empty(x.shape, np.float32) if out is None else out
-    return launch(CAUSAL_CONV, out, x, device.put(weight, np.float32))
+    return launch(CAUSAL_CONV, out, x, device.constant(weight, np.float32))
 
 
 def mean_pool(x, n_columns, side, *, out=None):

@@ -44,7 +44,9 @@ def standardize(x, mean, factor, *, out=None):
 
 def _vector(numbers):
     """One number for all columns, or one for each."""
-    return device.put(np.atleast_1d(numbers) if np.isscalar(numbers) else numbers, np.float32)
+    if np.isscalar(numbers):
+        return device.put(np.atleast_1d(numbers), np.float32)
+    return device.constant(numbers, np.float32)
 
 
 @cuda.jit(device=True)

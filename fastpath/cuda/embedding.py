@@ -6,6 +6,8 @@ arithmetic that of the format's definition (quant), in float32, then one product
 traffic    of a row its codes; 128 bytes side by side at a time
 """
 
+import weakref
+
 import numpy as np
 from numba import cuda, float32, int32, int64, uint16
 
@@ -14,16 +16,30 @@ from fastpath.cuda.intrinsics import mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, COLUMNS, LANES, ROWS, SUB_BLOCKS, WIDTH, on_device
 from fastpath.cuda.values import values_of
+from quant import QTensor
 
 
 def embed(table, ids, scale, *, out=None):
-    table = on_device(table)
+    table = on_device(_in_rows(table))
     T, C = len(ids), table.shape[1]
     out = device.current().empty((T, C), np.float32) if out is None else out
     grid, ids = (-(-C // (LANES * WIDTH)), T), device.put(ids, np.int32)
     kernel = EMBEDDINGS[table.coding_name]
     device.current().launch(kernel, grid, LANES, *table.planes, ids, np.float32(scale), out)
     return out
+
+
+_flat: weakref.WeakKeyDictionary[QTensor, QTensor] = weakref.WeakKeyDictionary()
+
+
+def _in_rows(table):
+    """Leading axes as one: the positions of images are two tables in one tensor."""
+    if not isinstance(table, QTensor) or table.ndim == 2:
+        return table
+    if table not in _flat:
+        data = table.data.reshape(table.n_rows, table.row_bytes)
+        _flat[table] = QTensor(table.format, (table.n_rows, table.row_len), data, table.name)
+    return _flat[table]
 
 
 def _embed(coding):
