@@ -86,8 +86,10 @@ class World:
 
 
 @pytest.mark.parametrize(("family", "size"), [("e2b", "block32"), ("26b", "block256")])
-def test_calls_of_a_model(family, size, tmp_path):
-    """One and two tokens a call, in lanes of their own, over the border of a page and of the window."""
+def test_calls_of_a_model(family, size, tmp_path, monkeypatch):
+    """One and two tokens a call, in lanes of their own, over the border of a page and of the window.  Fused
+    programs: test_fused.py."""
+    monkeypatch.setattr(ops.program, "_fused", lambda launches, results: launches)
     world = World(tmp_path, family, size)
     calls = [((0, 5), (1, 6)), ((0, 7),), ((1, 8), (0, 9)), ((2, 7),)]
     with device.use(ONCE):
