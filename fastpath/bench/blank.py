@@ -6,6 +6,7 @@ For everything that depends on shapes and types alone: plans of memory, predicti
 that is seen everywhere, so that a model of 60 GB takes none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -28,15 +29,23 @@ class Blank:
 
 
 def blank(spec: str) -> Blank:
-    size, recipe = sizes.parse(spec)
+    return assembled(*sizes.parse(spec), _zeros)
+
+
+def assembled(
+    size: sizes.Size, recipe: str, matrix: Callable[..., QTensor], vocabulary: int = sizes.VOCAB
+) -> Blank:
+    """A model of any size; matrix(format, shape, name) makes its matrices."""
     tensors = {}
     for planned in sizes.tensors(size):
         name, shape, kind = planned
+        if kind == "table":
+            shape = vocabulary, *shape[1:]
         fmt = FORMATS[sizes.type_of(size, recipe, planned)]
-        tensors[name] = _vector(name, shape, kind) if fmt.name == "F32" and len(shape) == 1 else _zeros(
-            fmt, shape, name
-        )  # fmt: skip
+        is_vector = fmt.name == "F32" and len(shape) == 1
+        tensors[name] = _vector(name, shape, kind) if is_vector else matrix(fmt, shape, name)
     metadata = sizes.metadata(size, recipe) | {"tokenizer.ggml.tokens": ()}
+    spec = f"{size.name}:{recipe}"
     file = SimpleNamespace(metadata=metadata, tensors=tensors, path=spec, paths=[spec])
     config = Config.from_gguf(file)
     return Blank(config, load_weights(file, config), spec)

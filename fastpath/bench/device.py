@@ -3,6 +3,7 @@
 Needs nothing but the extra `cuda`.  It runs on the device in use, which may be an executor of the tests.
 """
 
+import functools
 import time
 
 import numpy as np
@@ -21,8 +22,13 @@ KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 def check(rng_seed=0):
     """[{op, case, error, limit, ok, seconds}]; an exception of a kernel is its error."""
-    rng = np.random.default_rng(rng_seed)
-    return [_one(op, case, arguments) for op, case, arguments in cases(rng)]
+    return [one() for _, _, one in checks(rng_seed)]
+
+
+def checks(rng_seed=0):
+    """(op, name of the case, () -> its result)"""
+    for op, case, arguments in cases(np.random.default_rng(rng_seed)):
+        yield op, case, functools.partial(_one, op, case, arguments)
 
 
 def cases(rng):

@@ -126,18 +126,20 @@ def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
         weight = noted.planes.get(plane.buffer)
         if weight is not None and id(weight) not in seen:
             seen.add(id(weight))
-            total = _sum(total, _of_weight(launch, weight, call, issued))
+            total = _sum(total, _of_weight(launch, noted, weight, call, issued))
     if "attention_part" in launch.kernel.name:
         total = _sum(total, _of_attention(launch, call))
     return total
 
 
-def _of_weight(launch: Launch, weight: layout.DeviceMatrix, call: Call, issued: Issued) -> Work:
+def _of_weight(
+    launch: Launch, noted: Rehearsal, weight: layout.DeviceMatrix, call: Call, issued: Issued
+) -> Work:
     name, T = launch.kernel.name, call.n_rows
     M, C = weight.shape[-2:]
     E = weight.shape[0] if len(weight.shape) == 3 else 1
     if not name.startswith("fused"):  # the last layers and the head may meet the last tokens only
-        T = _arrays(launch)[-1].shape[0] // (ACTIVE[E] if E > 1 else 1)
+        T = _arrays(launch)[-1].shape[0] // (noted.n_active if E > 1 else 1)
     if "embed" in name:
         return Work(memory_bytes=T * weight.nbytes // M)
     steps = -(-C // layout.COLUMNS) * -(-M // layout.ROWS)  # of one matrix
@@ -152,7 +154,7 @@ def _of_weight(launch: Launch, weight: layout.DeviceMatrix, call: Call, issued: 
                     instructions=n_steps * issued(f"many_{coding}", linear_many.MANY_TOKENS),
                     warp_bytes=step_bytes)  # fmt: skip
     if E > 1:
-        used, slots, tokens, share = _experts(E, weight, launch, T)
+        used, slots, tokens, share = _experts(E, noted.n_active, T)
     else:
         slots = -(-T // linear.TOKENS)
         used, tokens, share = slots if of_matrix > L2_BYTES // 2 else 1, min(T, linear.TOKENS), T
@@ -172,13 +174,12 @@ def _of_weight(launch: Launch, weight: layout.DeviceMatrix, call: Call, issued: 
 
 L2_BYTES = 50 << 20
 ATTENTION_IN_FLIGHT = 32 * 16  # bytes of a warp of attention: one load of each lane
-ACTIVE = {128: 8}  # experts of a model -> chosen per token
 
 
-def _experts(E: int, weight: Any, launch: Launch, T: int) -> tuple[float, float, int, int]:
+def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
     """(experts that are read, slots, tokens of a slot, rows of the result), if all are chosen alike."""
-    n = T * ACTIVE[E]
-    used = E * (1 - (1 - ACTIVE[E] / E) ** T)
+    n = T * n_active
+    used = E * (1 - (1 - n_active / E) ** T)
     slots = max(used, n / linear.TOKENS)
     return used, slots, max(1, min(linear.TOKENS, round(n / slots))), n
 

@@ -33,6 +33,7 @@ class Rehearsal:
     peak_bytes   of those that were held at the same time, where launches are not kept
     planes       buffer of a weight's plane -> the weight
     pages        buffers of the cache
+    n_active     experts of a token; 0: there are none
     """
 
     name = "no device"
@@ -41,6 +42,7 @@ class Rehearsal:
         self.planes: dict[Any, layout.DeviceMatrix] = {}
         self.pages: set[Any] = set()
         self._keeps_launches = keeps_launches
+        self.n_active = 0
         self.launches: list[Launch] = []
         self.results: list[Planned] = []
         self.made_bytes = self.peak_bytes = self._held = 0
@@ -131,6 +133,7 @@ def of(
 ) -> Rehearsal:
     """The forward call of a model, with logits of the last token of each sequence."""
     noted = Rehearsal(keeps_launches)
+    noted.n_active = max((layer.moe.n_active for layer in model.config.layers if layer.moe), default=0)
     end = call.depth + call.n_tokens
     with device.use(noted):
         weights = noted.weights(model.weights)
