@@ -151,7 +151,7 @@ class Flow:
     def is_only_for(self, s: Span, calls: Sequence[Call]) -> bool:
         """Nobody but these calls reads what is written to a span, and somebody does."""
         readers = set().union(*(self._readers[region] for region in self.regions.of([s])))
-        is_result = any(s.start < r.stop and r.start < s.stop for r in self.results)
+        is_result = any(map(s.overlaps, self.results))
         return bool(readers) and not is_result and readers <= {id(call) for call in calls}
 
 
@@ -160,7 +160,7 @@ class Node:
     """Calls that one part of a kernel does.  shape: (rows, columns), (None, n): n numbers, None: no rows"""
 
     calls: list[Call]
-    shape: tuple | None
+    shape: Any
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
 
@@ -424,7 +424,8 @@ def _capacity(node: Node) -> int:
 
 def _shared_rows(node: Node, flow: Flow) -> dict[Span, int]:
     """What only this node's steps read, as numbers of rows in shared memory."""
-    capacity, shared = _capacity(node), {}
+    capacity = _capacity(node)
+    shared: dict[Span, int] = {}
     for call in node.calls:
         for name, s in call.writes.items():
             if name in STEPS[call.kernel.name].rows and flow.is_only_for(s, node.calls):

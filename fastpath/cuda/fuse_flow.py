@@ -19,6 +19,9 @@ class Span(NamedTuple):
     start: int
     stop: int
 
+    def overlaps(self, other: "Span") -> bool:
+        return self.start < other.stop and other.start < self.stop
+
 
 def span(array: Any) -> Span:
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__

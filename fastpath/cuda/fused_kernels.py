@@ -13,6 +13,7 @@ A barrier stands between two steps where a thread reads what another one has wri
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from numba import cuda, float32, int32
 
@@ -96,11 +97,12 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
-    """What products ask for; two blocks where one of them asks for nothing."""
-    found = [part.members[0].kernel.bounds for part in parts if isinstance(part, Tiles)]
-    if not any(found):
+    """What products ask for; with several formats a block less: each wants registers for other numbers."""
+    found = [part.members[0].kernel.bounds or (TILE_THREADS, 3) for part in parts if isinstance(part, Tiles)]
+    if not found:
         return None
-    return min(bounds or (TILE_THREADS, 2) for bounds in found)
+    threads, blocks = min(found)
+    return threads, blocks - (len(found) > 1)
 
 
 def wired_of(part: Part) -> tuple[Wired, ...]:
@@ -123,7 +125,8 @@ def _written(part: Part) -> set[int]:
 
 def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
     """Python text of a kernel `fused`, and the functions that it calls by name."""
-    lines, steps = [], {}
+    lines: list[str] = []
+    steps: dict[str, Any] = {}
     shared = 0
     for k, part in enumerate(parts):
         begin = "int32(0)" if k == 0 else f"a{_end(parts[k - 1])}"
@@ -216,14 +219,14 @@ def _tiles(part: Tiles, begin: str, steps: dict, shared: int):
 
 
 def _block(part: Block, begin: str, steps: dict, shared: int):
-    lines = []
+    lines: list[str] = []
     for wired in part.steps:
         lines += ["cuda.syncthreads()"] if lines else []
         lines.append(f"{_named(steps, wired)}({', '.join(f'a{i}' for i in wired.arguments)})")
     return lines, shared
 
 
-_BODIES = {Rows: _rows, Tiles: _tiles, Block: _block}
+_BODIES: dict[type, Any] = {Rows: _rows, Tiles: _tiles, Block: _block}
 
 
 def _named(steps: dict, wired: Wired) -> str:

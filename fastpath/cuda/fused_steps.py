@@ -11,6 +11,7 @@ steps call.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from numba import cuda, float32, int32
 
@@ -256,7 +257,7 @@ def _shared_of(coding):
     return 4 * kind * 4 * (2 if coding.has_minimum else 1)
 
 
-STEPS: dict[str, RowStep | TileStep | BlockStep] = {
+STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
     norm.RMS_NORM.name: RowStep(_rms_norm, ("x", "out"), _of_rows("x"), whole=True),
     elementwise.ADD.name: RowStep(_add, ("x", "y", "out"), _of_numbers),
     elementwise.SCALE.name: RowStep(_scale, ("x", "out"), _of_numbers),

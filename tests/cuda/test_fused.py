@@ -3,18 +3,22 @@
 A call is recorded as a program, which fuses it, and run op by op; both on executor one.
 """
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastpath.cuda import device, kv_types, ops, program
+from fastpath.bench.blank import blank
+from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, kv_types, ops, program, rehearsal, table
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
 from tests import strategies, tiny
-from tests.gpu_on_cpu import devices, launching
+from tests.gpu_on_cpu import devices, launching, needs, sass
 
+ROUGH = devices.executor_one(launching.SCHEDULES[2:4])
 FEW = devices.executor_one((launching.SCHEDULES[3], launching.SCHEDULES[4]))
 ONCE = devices.executor_one((launching.LOCKSTEP,))
 
@@ -23,9 +27,13 @@ def fused(call, executor=FEW):
     """Results of call() op by op, of its program, and the program's launches."""
     with device.use(executor):
         before = [array.copy_to_host() for array in call()]
-        with program.record() as recorded:
-            after = [array.copy_to_host() for array in call()]
-    return before, after, recorded.launches
+    return before, *replayed(call, executor)
+
+
+def replayed(call, executor):
+    with device.use(executor), program.record() as recorded:
+        after = [array.copy_to_host() for array in call()]
+    return after, recorded.launches
 
 
 def check(call, n_launches, executor=FEW):
@@ -118,6 +126,41 @@ PATTERNS = {
 }
 
 
+BARRIER = "cuda.syncthreads()"
+
+
+@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "gate and rounding", "experts"])
+def test_each_barrier_is_needed(name, monkeypatch):
+    """Without any one of those between steps, executor one sees it."""
+    call, source = PATTERNS[name][0], fused_kernels.source
+    n = Numbers(0, 3, 512, "Q4_K")
+    texts = []
+    monkeypatch.setattr(fused_kernels, "source", lambda *a: texts.append(source(*a)) or texts[-1])
+    fused_kernels.kernel_of.cache_clear()
+    whole, _ = replayed(lambda: call(n), ROUGH)
+    found = [(i, k) for i, (text, _) in enumerate(texts) for k in range(text.count(BARRIER))]
+    assert found
+    for number, k in found:
+
+        def without(*arguments, text=texts[number][0], k=k):
+            made, steps = source(*arguments)
+            if made == text:
+                pieces = made.split(BARRIER)
+                made = BARRIER.join(pieces[: k + 1]) + "pass" + BARRIER.join(pieces[k + 1 :])
+            return made, steps
+
+        monkeypatch.setattr(fused_kernels, "source", without)
+        fused_kernels.kernel_of.cache_clear()
+        try:
+            after, _ = replayed(lambda: call(n), ROUGH)
+        except launching.KernelError:
+            continue
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(whole, after, strict=True))
+        assert not same, f"nobody noticed: {k} of\n{texts[number][0]}"
+    monkeypatch.undo()
+    fused_kernels.kernel_of.cache_clear()
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
 def test_pattern(name, fmt):
@@ -131,6 +174,13 @@ def test_pattern(name, fmt):
         check(lambda: call(n), n_launches)
 
     some()
+
+
+@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "experts"])
+def test_pattern_in_ptx(name):
+    call, n_launches = PATTERNS[name]
+    n = Numbers(1, 3, 256, "Q4_K")
+    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,)))
 
 
 def test_a_row_as_wide_as_memory_allows():
@@ -195,3 +245,66 @@ def test_decode_step(family, tmp_path):
     names = [launch.kernel.name for launch in lanes.replay.program(2).launches]
     per_layer, rest = TARGET[family]
     assert len(names) == per_layer * model.config.n_layers + rest, names
+
+
+# -- what the fusing relies on
+
+
+class Watching(devices.Executor):
+    """Refuses kernels that write what they do not say."""
+
+    def launch(self, kernel, grid, threads, *arguments):
+        named = dict(zip(fuse_flow.names_of(kernel), arguments, strict=True))
+        written = [fuse_flow.span(named[name]) for name in kernel.writes]
+        read = [array for array in arguments if isinstance(array, devices.DeviceArray)]
+        read = [array for array in read if not any(map(fuse_flow.span(array).overlaps, written))]
+        before = [array.copy_to_host().tobytes() for array in read]
+        super().launch(kernel, grid, threads, *arguments)
+        after = [array.copy_to_host().tobytes() for array in read]
+        assert before == after, f"{kernel.name} writes an argument that it does not name"
+
+
+@pytest.mark.parametrize("family", ["e4b", "26b"])
+def test_kernels_write_what_they_say(family, tmp_path):
+    """All kernels of a prompt and of a decoded token."""
+    model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
+    with device.use(devices.executor_one((launching.LOCKSTEP,), Watching)):
+        lanes = Lanes(model, ops, context_len=64, chunk=20, n_seqs=1, page=32, replay=False)
+        lanes.prefill(tiny.prompt(family)[:20], lane=0)
+        lanes.extend([(0, [5])])
+
+
+def test_every_kernel_names_what_it_writes():
+    for kernel in table.KERNELS.values():
+        assert kernel.writes and set(kernel.writes) <= set(fuse_flow.names_of(kernel)), kernel.name
+
+
+# -- the published sizes
+
+OFTEN = 20
+PUBLISHED = {"E4B:Q8_0": (1422, 593), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
+
+
+def _step(spec):
+    """Launches of one decoded token after 1,000 others."""
+    noted = rehearsal.of(blank(spec), rehearsal.Call(1, 1, 1000))
+    return noted.launches, fuse.fuse(noted.launches, noted.results)
+
+
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_launches_of_published_sizes(spec):
+    assert tuple(map(len, _step(spec))) == PUBLISHED[spec]
+
+
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_machine_code(spec):
+    """Of every fused kernel that a step launches often."""
+    if needs.missing_assembler():
+        pytest.skip(needs.missing_assembler())
+    _, launches = _step(spec)
+    names = Counter(launch.kernel.name for launch in launches)
+    kernels = {launch.kernel.name: launch.kernel for launch in launches}
+    for name, n in names.items():
+        if n >= OFTEN and name.startswith("fused"):
+            faults = sass.faults(kernels[name], (9, 0))
+            assert not faults, f"{name}: {'; '.join(faults)}"
