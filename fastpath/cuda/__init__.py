@@ -5,7 +5,10 @@ here say how.  This package imports nothing of CUDA by itself: without numba-cud
 says so, and everything else works.
 
     ops.py         the op table
-    device.py      which device runs the kernels, and why there is none
+    device.py      which device runs the kernels, and why there is none; gpu.py: a GPU, driver.py: numba-cuda,
+                   pool.py: its memory
+    arrays.py      inputs, results and pages of a cache cross over
+    program.py     a call of few tokens as one CUDA graph; planned.py: its memory
     kernel.py      a kernel: a plain Python function, its signature, what its machine code must have
     table.py       all kernels by name
     intrinsics.py  PTX instructions that Numba has no name for

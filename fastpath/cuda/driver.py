@@ -32,7 +32,7 @@ class Driver:
         return memory, int(memory.device_pointer)
 
     def array(self, owner, address, shape, dtype):
-        """An array in memory that lives as long as `owner`, which the array holds."""
+        """An array in memory that lives as long as `owner`, a pool.Block: it and its views hold it."""
         from numba.cuda.cudadrv.devicearray import DeviceNDArray
         from numba.cuda.cudadrv.driver import MemoryPointer, binding
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from fastpath.cuda.device import Constants
 from fastpath.cuda.driver import Driver
-from fastpath.cuda.pool import Pool
+from fastpath.cuda.pool import Block, Pool
 
 
 class Gpu:
@@ -45,7 +45,7 @@ class Gpu:
         except MemoryError:
             self.pool.clear()
             memory, address = self._driver.allocate(max(1, n_bytes))
-        return self._driver.array(memory, address, n_bytes, np.uint8)
+        return self._driver.array(Block(memory, address, n_bytes), address, n_bytes, np.uint8)
 
     def free_bytes(self):
         """What the device still has, and what is kept here unused."""

@@ -7,6 +7,8 @@ run one after the other on one stream: whoever takes a block writes it after eve
 import weakref
 from collections import defaultdict
 
+from fastpath import locks
+
 LEAST = 512  # bytes
 STEPS = 4  # sizes between a power of two and the next one: a fifth at most of a block is unused
 
@@ -31,6 +33,7 @@ class Pool:
         self._allocate, self.most = allocate, most
         self._free = defaultdict(list)  # size -> [(memory, address)]
         self._lent = {}  # weak reference of a block -> (memory, address, size)
+        self._busy = locks.reentrant()  # threads may share a device
         self._returned = []  # references of those whose block is gone
         self._n_free = 0  # bytes
 
@@ -40,35 +43,39 @@ class Pool:
         Raises:
             MemoryError: the device has no more, not even after all that is unused was given back
         """
-        self._collect()
-        size = size_class(n_bytes)
-        if self._free[size]:
-            memory, address = self._free[size].pop()
-            self._n_free -= size
-        else:
-            memory, address = self._new(size)
-        block = Block(memory, address, size)
-        # the callback is no Python code: an interrupt cannot get lost in it, nor another thread
-        self._lent[weakref.ref(block, self._returned.append)] = memory, address, size
-        return block
+        with self._busy:
+            self._collect()
+            size = size_class(n_bytes)
+            if self._free[size]:
+                memory, address = self._free[size].pop()
+                self._n_free -= size
+            else:
+                memory, address = self._new(size)
+            block = Block(memory, address, size)
+            # the callback is no Python code: an interrupt cannot get lost in it
+            self._lent[weakref.ref(block, self._returned.append)] = memory, address, size
+            return block
 
     def clear(self):
         """Gives everything that is unused back to the device."""
-        self._collect()
-        self._free.clear()
-        self._n_free = 0
+        with self._busy:
+            self._collect()
+            self._free.clear()
+            self._n_free = 0
 
     @property
     def n_free(self):
         """Bytes that nobody uses."""
-        self._collect()
-        return self._n_free
+        with self._busy:
+            self._collect()
+            return self._n_free
 
     @property
     def n_lent(self):
         """Bytes that somebody uses."""
-        self._collect()
-        return sum(size for _, _, size in self._lent.values())
+        with self._busy:
+            self._collect()
+            return sum(size for _, _, size in self._lent.values())
 
     def _new(self, size):
         try:

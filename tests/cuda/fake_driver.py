@@ -25,8 +25,11 @@ class FakeDriver:
         memory = _Memory(self, n_bytes)
         return memory, memory.host.ctypes.data
 
+    def free_bytes(self):
+        return self.capacity - self.used
+
     def array(self, owner, address, shape, dtype):
-        memory = getattr(owner, "memory", owner)
+        memory = owner.memory
         shape = shape if isinstance(shape, tuple) else (shape,)
         n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         made = _Array(memory.host[:n_bytes].view(dtype).reshape(shape), owner, self)

@@ -1,7 +1,7 @@
-"""The engine on arrays of a device: the property of tests/engine/test_many.py, and the tokens of the CPU's kernels.
+"""The engine on arrays of a device: the property of tests/engine/test_many, and tokens of the CPU's kernels.
 
 A trace with everything in it: prefixes that requests share, a page that is copied because two go on in it, a
-request that is given up, images, too few pages so that one has to wait and is computed again, recorded programs.
+request that is given up, images, too few pages so that one has to wait and is computed again, programs.
 """
 
 import pytest
@@ -43,9 +43,7 @@ def test_everybody_gets_what_they_get_alone(tmp_path, monkeypatch, copies):
     """Bytes of logits against the device's own, alone; greedy tokens against the CPU's."""
     monkeypatch.setattr(scheduler, "HEADROOM", 0)
     monkeypatch.setattr(test_many, "MOST_TOKENS", N)
-    monkeypatch.setattr(
-        ops.program, "_fused", lambda launches, results: launches
-    )  # takes a minute to compile
+    monkeypatch.setattr(ops.program, "_fused", lambda launches, results: launches)  # takes long to compile
     path = tiny.make(tmp_path / "m.gguf", "e2b", size="block32", formats=FORMATS["block32"])
     on_cpu = World(load_model(path), "e2b")
     world = World(on_cpu.model, "e2b")

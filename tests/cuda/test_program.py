@@ -15,6 +15,13 @@ from tests import strategies, tiny
 from tests.engine.conftest import FORMATS
 from tests.gpu_on_cpu import devices, launching
 
+
+@pytest.fixture(autouse=True)
+def not_fused(monkeypatch):
+    """Fused kernels take long to compile; they are tested in test_fused.py, on whole models as well."""
+    monkeypatch.setattr(ops.program, "_fused", lambda launches, results: launches)
+
+
 ONCE = devices.executor_one((launching.LOCKSTEP,))
 
 
@@ -85,11 +92,11 @@ class World:
         return Lanes(self.model, ops, context_len=64, chunk=32, n_seqs=3, page=32, replay=replay)
 
 
-@pytest.mark.parametrize(("family", "size"), [("e2b", "block32"), ("26b", "block256")])
-def test_calls_of_a_model(family, size, tmp_path, monkeypatch):
-    """One and two tokens a call, in lanes of their own, over the border of a page and of the window.  Fused
-    programs: test_fused.py."""
-    monkeypatch.setattr(ops.program, "_fused", lambda launches, results: launches)
+@pytest.mark.parametrize(
+    ("family", "size"), [("e2b", "block32"), pytest.param("26b", "block256", marks=pytest.mark.slow)]
+)
+def test_calls_of_a_model(family, size, tmp_path):
+    """One and two tokens a call, in lanes of their own, over the border of a page and of the window."""
     world = World(tmp_path, family, size)
     calls = [((0, 5), (1, 6)), ((0, 7),), ((1, 8), (0, 9)), ((2, 7),)]
     with device.use(ONCE):
