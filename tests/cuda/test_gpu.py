@@ -1,10 +1,15 @@
 """What is asked of the driver, and in which order, with a driver that is none."""
 
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fastpath.cuda import device, elementwise, ops
+from fastpath.cuda.driver import Driver
 from fastpath.cuda.gpu import Gpu
+from fastpath.cuda.pool import Block
 from tests.cuda.fake_driver import FakeDriver
 
 
@@ -102,3 +107,43 @@ def test_memory_that_lies_about_is_given_back_before_there_is_none():
             gpu.memory(90_000)
         del held
         gpu.memory(90_000)
+
+
+# -- numba-cuda and cuda.core as they are installed: what can be asked without a GPU
+
+
+def test_views_of_numbas_arrays_hold_their_block():
+    """numba counts references of memory that it allocated itself; ours has an owner that it does not know."""
+    real = Driver.__new__(Driver)
+    real._cuda = SimpleNamespace(current_context=lambda: None)
+    block = Block(None, 0x7F0000001000, 4096)
+    gone = weakref.ref(block)
+    array = real.array(block, block.address, (4, 6), np.float32)
+    assert (array.shape, array.strides, array.nbytes) == ((4, 6), (24, 4), 96)
+    views = [array.reshape(3, 8), array.reshape(-1), array.view(np.int16), array._do_getitem(slice(1, 3))]
+    views.append(views[3].reshape(-1)._do_getitem(slice(5, 7)).view(np.uint8))
+    places = [view.__cuda_array_interface__["data"][0] - block.address for view in views]
+    assert places == [0, 0, 0, 24, 44] and views[4].shape == (8,)
+    del array, block, views[:4]
+    assert gone() is not None
+    views.clear()
+    assert gone() is None
+
+
+def test_names_that_the_driver_uses():
+    import cuda.core
+    from cuda.core.graph import Graph, GraphBuilder
+    from numba import cuda as of_numba
+    from numba.cuda.cudadrv.driver import Context, CudaAPIError, Event, binding
+
+    for owner, names in (
+        (cuda.core.Device, ("set_current", "create_graph_builder")),
+        (GraphBuilder, ("begin_building", "end_building", "complete")),
+        (Graph, ("upload", "launch")),
+        (Context, ("memalloc", "get_memory_info")),
+        (Event, ("record", "synchronize")),
+        (of_numba, ("jit", "event", "event_elapsed_time", "pinned_array", "current_context")),
+    ):
+        for name in names:
+            assert hasattr(owner, name), f"{owner.__name__} has no {name}"
+    assert CudaAPIError(int(binding.CUresult.CUDA_ERROR_OUT_OF_MEMORY), "").code == 2
