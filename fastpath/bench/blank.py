@@ -46,7 +46,7 @@ def assembled(
         tensors[name] = _vector(name, shape, kind) if is_vector else matrix(fmt, shape, name)
     metadata = sizes.metadata(size, recipe) | {"tokenizer.ggml.tokens": ()}
     spec = f"{size.name}:{recipe}"
-    file = SimpleNamespace(metadata=metadata, tensors=tensors, path=spec, paths=[spec])
+    file: Any = SimpleNamespace(metadata=metadata, tensors=tensors, path=spec, paths=[spec])
     config = Config.from_gguf(file)
     return Blank(config, load_weights(file, config), spec)
 

@@ -38,9 +38,9 @@ SMALL = {
 CASES = (("Q8_0", "int8"), ("Q4_K_M", "int8"), ("Q4_K_M", "float"))
 VOCABULARY = 512
 # Of logits that are a few units large.  float: kernels and definitions differ in the last bits of float32
-# sums.  int8: such a bit sends some activations to the other side of a rounding, a 254th of their block's largest
-# number each, and random weights make the most of it; a wrong tensor, mask or position gives several units.
-LIMITS = {"float": 5e-3, "int8": 0.6}
+# sums, and a few keys and values round to another float16.  int8: such a bit sends some activations to the other side of a rounding, a 254th of their block's
+# largest number each, and random weights make the most of it; a wrong tensor or mask gives several units.
+LIMITS = {"float": 0.03, "int8": 0.6}
 SPEEDS = ("E4B:Q8_0", "26B-A4B:Q4_K_M", "E2B:Q4_0")
 
 
@@ -63,9 +63,8 @@ def model_parity(
     prompts, results = (ids, ids[: n_prompt // 2]), []
     tokens: list[list[int]] = [[], []]
     for table in (ops, ops_for("ref")):
-        lanes = Lanes(
-            model, table, context_len=2 * n_prompt, chunk=chunk, n_seqs=2, page=32, activations=activations
-        )
+        options: dict[str, Any] = {"n_seqs": 2, "page": 32, "activations": activations}
+        lanes = Lanes(model, table, context_len=2 * n_prompt, chunk=chunk, **options)
         rows = [_prefill(lanes, prompt, lane) for lane, prompt in enumerate(prompts)]
         results.append([rows])
         for step in range(n_new - 1):
@@ -146,7 +145,8 @@ def made_up(weight: QTensor) -> layout.DeviceMatrix:
             words,
         )
         planes.append(memory.view(dtype)[:n])
-    return layout.DeviceMatrix(name, weight.shape, *planes, weight.name)
+    low_plane, high, of_blocks, of_256 = planes
+    return layout.DeviceMatrix(name, weight.shape, low_plane, high, of_blocks, of_256, weight.name)
 
 
 def speed(

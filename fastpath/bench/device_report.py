@@ -98,8 +98,8 @@ def text(found: dict[str, Any]) -> str:
     ]
     if "copy" in (rates := found["ceilings"]):
         lines.append(
-            f"ceilings    copy {rates['copy'] / 1e9:.0f} GB/s, dp4a {rates['dp4a'] / 1e12:.1f} TOP/s, mma int8 "
-            f"{rates['mma_s8'] / 1e12:.0f} TOP/s, mma bf16 {rates['mma_bf16'] / 1e12:.0f} TFLOP/s"
+            f"ceilings    copy {rates['copy'] / 1e9:.0f} GB/s, dp4a {rates['dp4a'] / 1e12:.1f} TOP/s, "
+            f"mma int8 {rates['mma_s8'] / 1e12:.0f} TOP/s, mma bf16 {rates['mma_bf16'] / 1e12:.0f} TFLOP/s"
         )
     if "launch" in (costs := found["launches"]):
         in_graph = costs.get("graph")
