@@ -38,8 +38,9 @@ SMALL = {
 CASES = (("Q8_0", "int8"), ("Q4_K_M", "int8"), ("Q4_K_M", "float"))
 VOCABULARY = 512
 # Of logits that are a few units large.  float: kernels and definitions differ in the last bits of float32
-# sums, and a few keys and values round to another float16.  int8: such a bit sends some activations to the other side of a rounding, a 254th of their block's
-# largest number each, and random weights make the most of it; a wrong tensor or mask gives several units.
+# sums, and a few keys and values round to another float16.  int8: such a bit sends some activations to the
+# other side of a rounding, a 254th of their block's largest number each, and random weights make the most of
+# it; a wrong tensor or mask gives several units.
 LIMITS = {"float": 0.03, "int8": 0.6}
 SPEEDS = ("E4B:Q8_0", "26B-A4B:Q4_K_M", "E2B:Q4_0")
 
