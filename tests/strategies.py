@@ -97,9 +97,7 @@ def columns(draw, fmt):
 @st.composite
 def embed(draw):
     fmt, rng, V = draw(formats()), draw(generators()), draw(sizes(1, 20))
-    tables = draw(
-        st.sampled_from([(), (), (2,)])
-    )  # two in one tensor: the rows of the second follow the first's
+    tables = draw(st.sampled_from([(), (), (2,)]))  # two: their rows follow each other
     table = weights(rng, fmt, *tables, V, draw(columns(fmt)))
     ids = rng.integers(0, table.n_rows, draw(sizes(1, 5))).astype(np.int32)
     return {"table": table, "ids": ids, "scale": draw(st.sampled_from([1.0, 39.191835884530846, 0.7]))}
@@ -234,10 +232,12 @@ def poisoned(n_pages, page, n_kv_heads, head_dim, kv_type):
     return arrays
 
 
+KV_TYPES = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])
+
+
 @st.composite
-def _cache(draw):
+def _cache(draw, types=KV_TYPES):
     """Caches, lanes and positions: linear, or a ring that has wrapped; every visible slot holds numbers."""
-    types = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])
     rng = draw(generators())
     R, K, G = draw(sizes(1, 3)), draw(sizes(1, 2)), draw(sizes(1, 3))
     H = draw(st.sampled_from([2, 6, 16, 32, 40, 64, 80, 130]))
@@ -258,8 +258,8 @@ def _cache(draw):
 
 
 @st.composite
-def attention(draw):
-    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache())
+def attention(draw, **types):
+    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache(**types))
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
     ends = draw(st.none() | st.just(rng))
     if ends is not None:  # up to some later position whose slots are not those of an earlier one
@@ -273,8 +273,8 @@ def attention(draw):
 
 
 @st.composite
-def write_kv(draw):
-    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache())
+def write_kv(draw, **types):
+    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache(**types))
     S = 32 * k_pages.shape[2] * table.shape[1]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)

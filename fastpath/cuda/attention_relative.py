@@ -59,5 +59,6 @@ RELATIVE = Kernel(
     _attention_relative_kernel,
     (_HEADS, _HEADS, _HEADS, _HEADS, float32[::1], float32, float32, _HEADS),
     ("SHFL", "MUFU.EX2"),
+    registers=80,
 )
 KERNELS = (RELATIVE,)

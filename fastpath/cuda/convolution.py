@@ -77,6 +77,6 @@ def _mean_pool_kernel(x, n_columns, side, out):
 
 _FLAT, _ROWS = float32[::1], float32[:, ::1]
 CONV2D = Kernel(_conv2d_kernel, (float32[:, :, ::1], float32[:, :, :, ::1], int32, _FLAT), ("FFMA",))
-CAUSAL_CONV = Kernel(_causal_conv_kernel, (_ROWS, _ROWS, _FLAT), ("FFMA",))
+CAUSAL_CONV = Kernel(_causal_conv_kernel, (_ROWS, _ROWS, _FLAT), ("FFMA",), registers=80)
 MEAN_POOL = Kernel(_mean_pool_kernel, (_ROWS, int32, int32, _FLAT), ("FADD",))
 KERNELS = (CONV2D, CAUSAL_CONV, MEAN_POOL)

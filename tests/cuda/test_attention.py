@@ -10,7 +10,7 @@ from refimpl.ops.attention import _find, _load, _store, widen
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS
 
-EXAMPLES = {"ir": 25, "sm_80": 3, "sm_90": 5}
+EXAMPLES = {"ir": 8, "sm_80": 2, "sm_90": 2}  # beside test_kernels.py: types that differ, NaN and infinity
 MIXED = ("f16", "q8_0")
 
 

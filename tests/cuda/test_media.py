@@ -79,7 +79,7 @@ def test_the_tokens_that_follow(family, files, executor):
 @pytest.mark.parametrize("activations", ["float", "int8"])
 @pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
 def test_soft_tokens(family, activations, files, executor):
-    """Every name that is traced: against the definitions; with rounded activations, against the CPU's kernels."""
+    """All that is traced: against the definitions; with rounded activations, against the CPU's kernels."""
     media = load_media(files[family][1])
     for name in ("wide", *(("ragged",) if media.audio else ())):
         kind, piece = _piece(name)

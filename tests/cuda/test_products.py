@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import refimpl.ops
-from fastpath.cuda import device, embedding, layout, linear, ops, quantize
+from fastpath.cuda import device, layout, linear, ops, quantize
 from quant import FORMATS
 from refimpl.ops import integer
 from tests import strategies, tolerances
@@ -32,17 +32,6 @@ def _check_product(executor, x, weight):
     with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
         got = linear.linear(x, layout.device_matrix(weight), "int8")
         np.testing.assert_array_equal(got, refimpl.ops.linear(x, weight, "int8"))
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", INTEGER)
-def test_products(name, executor):
-    """Blocks that bytes can spell, and numbers; a row count that fills no tile, columns that fill no step."""
-    fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
-    for blocks, T in (("random", 1), ("finite", 6)) if executor == "ir" else (("random", 5),):
-        M = int(rng.integers(5, 12))
-        C = fmt.block_size * int(rng.integers(9, 12) if fmt.block_size == 256 else rng.integers(65, 80))
-        _check_product(executor, strategies.normal(rng, T, C), _weight(rng, fmt, M, C, blocks))
 
 
 def test_activations_with_infinities_and_nans():
@@ -79,25 +68,6 @@ def test_rounded_activations(block_size, executor):
     )
 
 
-@pytest.mark.parametrize(
-    ("executor", "name"),
-    [
-        *(("ir", name) for name in INTEGER),
-        *(("sm_90", name) for name in ("Q8_0", "Q4_1", "Q4_K", "Q2_K")),
-        ("sm_80", "Q6_K"),
-    ],
-)
-def test_products_of_many_tokens(name, executor):
-    """On tensor cores: blocks that bytes can spell; rows, tokens and columns that fill no tile."""
-    fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
-    T, M, C = (
-        int(rng.integers(65, 75)),
-        int(rng.integers(33, 45)),
-        fmt.block_size * 3 * (1 if fmt.block_size == 256 else 7),
-    )
-    _check_product(executor, strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C))
-
-
 @pytest.mark.parametrize("op", ["linear", "expert_linear"])
 @pytest.mark.parametrize(
     ("executor", "name"),
@@ -131,18 +101,6 @@ def test_a_row_does_not_feel_its_batch(name):
         alone = linear.linear(x[5:6], layout.device_matrix(weight.take_rows(3, 10)), "int8")
         many = linear.linear(np.concatenate([x, x, x]), layout.device_matrix(weight), "int8")
     assert whole[5, 3:10].tobytes() == alone.tobytes() == many[19, 3:10].tobytes()
-
-
-@pytest.mark.parametrize("executor", ["ir", "sm_90"])
-@pytest.mark.parametrize("name", layout.CODINGS)
-def test_rows_of_a_table(name, executor):
-    fmt, rng = FORMATS[name], np.random.default_rng(2)
-    make = strategies.weights if fmt.block_size == 1 else strategies.random_blocks
-    table = make(rng, fmt, 9, fmt.block_size * {1: 301, 32: 37, 256: 5}[fmt.block_size])
-    ids = np.array([8, 0, 3, 3, 6], np.int32)
-    with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
-        got = embedding.embed(layout.device_matrix(table), ids, 39.25)
-        np.testing.assert_array_equal(got, refimpl.ops.embed(table, ids, np.float32(39.25)))
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)

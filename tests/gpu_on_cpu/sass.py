@@ -36,14 +36,50 @@ def tool(name):
 
 def code(kernel, architecture):
     """Assemble a kernel for an architecture such as (9, 0)."""
-    ptx = offline.to_ptx(kernel.function, kernel.signature, architecture, kernel.bounds)
-    with tempfile.TemporaryDirectory() as folder:
-        text, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
-        text.write_text(ptx)
-        name = f"sm_{architecture[0]}{architecture[1]}"
-        said = _run(tool("ptxas"), "-v", f"-arch={name}", text, "-o", binary)
-        listing = _run(tool("cuobjdump"), "-sass", binary)
+    return codes([kernel], architecture)[0]
 
+
+def codes(kernels, architecture):
+    """The same of several at once: most of the time goes to starting the tools."""
+    texts = [offline.to_ptx(k.function, k.signature, architecture, k.bounds) for k in kernels]
+    names = [re.search(r"\.entry\s+([\w$]+)", text)[1] for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = Path(folder) / "kernels.ptx", Path(folder) / "kernels.cubin"
+        text.write_text(_in_one(texts))
+        said = _run(tool("ptxas"), "-v", f"-arch=sm_{architecture[0]}{architecture[1]}", text, "-o", binary)
+        listing = _run(tool("cuobjdump"), "-sass", binary)
+    reports = _parts(r"Compiling entry function '([\w$]+)'", said)
+    listings = _parts(r"Function : ([\w$]+)", listing)
+    return [_code_of(reports[name], listings[name]) for name in names]
+
+
+DECLARED = re.compile(
+    r"^(?:\.(?:visible|common|extern|weak|entry) ?)*"
+    r"\.(?:global|shared|const|func)\b[^;={(]*?(?:\([^)]*\) )?([\w$]+)(?:\[\d*\])?\s*(?=[;=(])",
+    re.M,
+)
+
+
+def _in_one(texts):
+    """One module of several: what they declare beside their kernels gets names of its own."""
+    parts = []
+    for number, text in enumerate(texts):
+        text = re.sub(r"^\.common [^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
+        for name in set(DECLARED.findall(text)):
+            text = re.sub(rf"(?<![\w$]){re.escape(name)}(?![\w$])", f"{name}_of_{number}", text)
+        parts.append(
+            text if not parts else re.sub(r"^\.(?:version|target|address_size)[^\n]*$", "", text, flags=re.M)
+        )
+    return "\n".join(parts)
+
+
+def _parts(heading, text):
+    """{name in the heading: the text up to the next one}"""
+    pieces = re.split(heading, text)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _code_of(said, listing):
     def number(pattern):
         found = re.search(pattern, said)
         return int(found[1]) if found else 0
@@ -67,9 +103,9 @@ def _run(*command):
     return done.stdout + done.stderr
 
 
-def faults(kernel, architecture):
-    """One line for everything that is wrong with the machine code of a kernel."""
-    made = code(kernel, architecture)
+def faults(kernel, architecture, made=None):
+    """One line for everything that is wrong with a kernel's machine code; made: what `codes` gave for it."""
+    made = made or code(kernel, architecture)
 
     def has(beginning):
         return any(name.startswith(beginning) for name in made.mnemonics)
