@@ -20,7 +20,7 @@ MAY_USE = {
 THIRD_PARTY = {
     "quant": {"numpy"},
     "refimpl": {"numpy", "tokenizers", "jinja2", "imageio", "PIL", "av"},  # all but NumPy in frontend only
-    "fastpath": {"numpy", "numba", "llvmlite"},
+    "fastpath": {"numpy", "numba", "llvmlite", "cuda"},  # cuda.core comes with numba-cuda
 }
 NOUNS = (
     "refimpl.config",
