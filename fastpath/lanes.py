@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from fastpath import locks
+from fastpath import arrays, locks
 from fastpath.kv.cache import KVCache
 from fastpath.kv.geometry import PAGE, KVType, PageCounts
 from fastpath.model.text import forward
@@ -83,6 +83,7 @@ class Lanes:
             dtype=dtype,
             kv_type=self.kv_type,
             page=page,
+            arrays=arrays.of(ops),
         )
         self.cache = self._new_cache(n_seqs, n_pages=n_pages)
         self._one_at_a_time = locks.reentrant()  # threads may share these, each with lanes of its own
@@ -95,7 +96,7 @@ class Lanes:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
         replay = None if trace is not None else self.replay
         if replay is None or not replay.takes(batch, self.model.config.vocab_size):
-            return self._run(self.cache, batch, trace)
+            return self._run(self.cache, batch, arrays.on_host(self.ops, trace))
         self.cache.check(batch)
         self.cache.reserve(batch)
         with np.errstate(all="ignore"):
@@ -297,7 +298,7 @@ class Lanes:
         for start, stop in plan_chunks(0, len(ids), step, soft, whole=self.whole_images):
             batch = make_batch([(0, start, ids[start:stop], "all")], {0: soft})
             try:
-                self._run(fresh, batch, _StopAtNotFinite(batch.positions))
+                self._run(fresh, batch, arrays.on_host(self.ops, _StopAtNotFinite(batch.positions)))
             except _FoundNotFinite as found:
                 return str(found)
         return "the logits held NaN or infinity, a second run did not. Is the memory of this machine sound?"

@@ -19,6 +19,20 @@ MOST_TOKENS = 16  # larger calls spend their time in kernels
 MOST_PROGRAMS = 8  # each has memory for its results: a logit row of a large vocabulary is 1 MB
 
 
+@dataclass(frozen=True)
+class Timing:
+    """One step of a timed replay.
+
+    kernel  name of the kernel          label  what it worked on (a weight's name), or None
+    mark    the first name traced after the step: the llama.cpp name of what it helped to compute, or ""
+    """
+
+    kernel: str
+    label: str | None
+    mark: str
+    seconds: float
+
+
 @dataclass
 class _Recorded:
     program: Any
@@ -29,7 +43,7 @@ class _Recorded:
 class Replay:
     """The programs of one set of lanes.
 
-    recorder  what the op table records with (fastpath.cpu.program)
+    recorder  what the op table records with (fastpath.cpu.program, fastpath.cuda.program)
     run       (batch, trace) -> logits f32[M, V]: the forward call
     state     () -> (objects, values): what the programs depend on besides the batch; others of them, and the
               programs are dropped

@@ -97,8 +97,9 @@ def columns(draw, fmt):
 @st.composite
 def embed(draw):
     fmt, rng, V = draw(formats()), draw(generators()), draw(sizes(1, 20))
-    table = weights(rng, fmt, V, draw(columns(fmt)))
-    ids = rng.integers(0, V, draw(sizes(1, 5))).astype(np.int32)
+    tables = draw(st.sampled_from([(), (), (2,)]))  # two: their rows follow each other
+    table = weights(rng, fmt, *tables, V, draw(columns(fmt)))
+    ids = rng.integers(0, table.n_rows, draw(sizes(1, 5))).astype(np.int32)
     return {"table": table, "ids": ids, "scale": draw(st.sampled_from([1.0, 39.191835884530846, 0.7]))}
 
 
@@ -109,6 +110,45 @@ def rms_norm(draw):
     x = draw(floats(*shape, D, special=("none", "zero", "tiny", "equal", "one outlier")))
     weight = draw(st.none() | floats(D, special=("none", "zero")))
     return {"x": x, "weight": weight, "eps": draw(st.sampled_from([1e-6, 1e-5]))}
+
+
+def _row_shapes():
+    return st.tuples(sizes(1, 6), st.sampled_from([(1,), (7,), (3, 5), (2, 600)]))
+
+
+@st.composite
+def get_rows(draw):
+    (T, row), rng = draw(_row_shapes()), draw(generators())
+    return {"x": draw(floats(T, *row)), "rows": rng.integers(0, T, draw(sizes(0, 9))).astype(np.int32)}
+
+
+@st.composite
+def set_rows(draw):
+    (T, row), rng = draw(_row_shapes()), draw(generators())
+    rows = rng.permutation(T)[: draw(sizes(0, T))].astype(np.int32)
+    return {"x": draw(floats(T, *row)), "rows": rows, "values": normal(rng, len(rows), *row)}
+
+
+@st.composite
+def swap_axes(draw):
+    A, row = draw(_row_shapes())
+    return {"x": draw(floats(A, draw(sizes(1, 4)), *row))}
+
+
+@st.composite
+def argmax(draw):
+    """Equal ones, both zeros, and what is not finite; one piece of 4,096, and several."""
+    rng, T, V = draw(generators()), draw(sizes(1, 3)), draw(st.sampled_from([1, 5, 255, 4097, 9001]))
+    logits = rng.integers(-20, 20, (T, V)).astype(np.float32) if draw(st.booleans()) else normal(rng, T, V)
+    for special in draw(st.sets(st.sampled_from([np.nan, np.inf, -np.inf, -0.0, 20.0, 3e38]))):
+        logits[rng.integers(0, T), rng.integers(0, V, 2)] = special
+    return {"logits": logits}
+
+
+@st.composite
+def top_k(draw):
+    """No cap: with one, what is equal hangs on the roundings of a backend."""
+    return {**draw(argmax()), "k": draw(st.sampled_from([1, 2, 17, 64, 256]))}
 
 
 @st.composite
@@ -192,10 +232,12 @@ def poisoned(n_pages, page, n_kv_heads, head_dim, kv_type):
     return arrays
 
 
+KV_TYPES = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])
+
+
 @st.composite
-def _cache(draw):
+def _cache(draw, types=KV_TYPES):
     """Caches, lanes and positions: linear, or a ring that has wrapped; every visible slot holds numbers."""
-    types = st.sampled_from(["f32", "f16", "bf16", "q8_0", "q4_0"])
     rng = draw(generators())
     R, K, G = draw(sizes(1, 3)), draw(sizes(1, 2)), draw(sizes(1, 3))
     H = draw(st.sampled_from([2, 6, 16, 32, 40, 64, 80, 130]))
@@ -216,8 +258,8 @@ def _cache(draw):
 
 
 @st.composite
-def attention(draw):
-    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache())
+def attention(draw, **types):
+    rng, (k_pages, v_pages, table), lanes, positions, window, (T, K, G, H) = draw(_cache(**types))
     q = normal(rng, T, K * G, H, scale=draw(st.sampled_from([0.1, 1.0, 8.0])) / np.sqrt(H))
     ends = draw(st.none() | st.just(rng))
     if ends is not None:  # up to some later position whose slots are not those of an earlier one
@@ -231,8 +273,8 @@ def attention(draw):
 
 
 @st.composite
-def write_kv(draw):
-    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache())
+def write_kv(draw, **types):
+    rng, (k_pages, v_pages, table), lanes, _, _, (T, K, _, H) = draw(_cache(**types))
     S = 32 * k_pages.shape[2] * table.shape[1]
     T = min(T, S)  # one call never writes a slot twice
     positions = (np.arange(T) + draw(sizes(0, 2 * S))).astype(np.int32)

@@ -176,6 +176,7 @@ EXACT = "exact"
 OPS = {
     "add": (1, _of_result, "one rounding"),
     "add_bias": (1, _of_result, "one rounding"),
+    "argmax": EXACT,
     "attention": (
         60, _attention,
         "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "
@@ -188,6 +189,7 @@ OPS = {
     "expert_linear": (60, _expert_linear, "as linear"),
     "expert_sum": (9, _expert_sum, "a product and a sum per expert, 8 experts"),
     "geglu": (8, _geglu, "y in 3 roundings, exp to 2 units, a sum, a division, a product"),
+    "get_rows": EXACT,
     "glu": (8, _gated, "exp to 2 units, a sum, a division, a product"),
     "layer_norm": (40, _layer_norm, "two reductions of 1025 numbers in 16 lanes, a root, a division"),
     "linear": (60, _linear, "768 columns in 16 lanes are 48 sums in sequence, and 4 to join the lanes"),
@@ -203,9 +205,12 @@ OPS = {
         40, _of_result, "differences of logits up to 30 are rounded, and exp makes that relative; A sums",
     ),
     "scale": (2, _of_result, "the factor and the product"),
+    "set_rows": EXACT,
     "silu": (8, _gated, "exp to 2 units, a sum, a division"),
     "softcap": (8, _of_result, "tanh to 2 units, a division, a product, the cap as float32"),
     "standardize": (2, _of_result, "a difference, a product"),
+    "swap_axes": EXACT,
+    "top_k": EXACT,
     "write_kv": EXACT,
 }  # fmt: skip
 

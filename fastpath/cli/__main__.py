@@ -16,6 +16,10 @@ COMMANDS = {
     "trace": ("fastpath.cli.numbers", "every named intermediate, into a .npz file"),
     "see": ("fastpath.cli.see", "what the model sees of an image, a sound or a video, into a .png file"),
     "bench": ("fastpath.cli.bench", "speed, against what the machine can read and multiply"),
+    "device-check": (
+        "fastpath.cli.device_check",
+        "every op on the GPU of this machine against its definition",
+    ),
     "diff": ("fastpath.cli.diff", "two traces against the error budget; names the first that is over"),
 }
 
@@ -34,7 +38,8 @@ ENOMEM = 12
 OK, FAULT, INTERRUPTED, NO_READER = 0, 2, 130, 141  # the last two as shells count SIGINT and SIGPIPE
 STATUSES = """
   0    done
-  1    diff found a name over its budget; --batch-file had a line that got an error
+  1    diff found a name over its budget; device-check an op that differs;
+       --batch-file had a line that got an error
   2    wrong input, or output that cannot be written: one line says which
   130  Ctrl+C, after what was said so far
   141  the reader of the output went away, as `head` does: no message"""
@@ -121,11 +126,12 @@ def _dispatch(words: list[str]) -> int:
         name = words.pop(0)
         module = importlib.import_module(COMMANDS[name][0])
         parser = Parser(prog=f"{PROG} {name}", description=COMMANDS[name][1])
-        getattr(module, f"add_{name}")(parser)
-        return getattr(module, f"run_{name}")(parser.parse(words))
+        function = name.replace("-", "_")
+        getattr(module, f"add_{function}")(parser)
+        return getattr(module, f"run_{function}")(parser.parse(words))
     from fastpath.cli import run
 
-    others = "\n".join(f"  {name:10}{what}" for name, (_, what) in COMMANDS.items())
+    others = "\n".join(f"  {name:14}{what}" for name, (_, what) in COMMANDS.items())
     parser = Parser(
         prog=PROG,
         description="Runs Gemma 4. Without a subcommand it answers a prompt.",

@@ -144,9 +144,10 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--backend",
-        choices=["cpu", "ref"],
-        default="cpu",
-        help="cpu: compiled kernels; ref: the NumPy definitions under the same composition",
+        choices=["auto", "cpu", "cuda", "ref"],
+        default="auto",
+        help="cpu: compiled kernels; cuda: a GPU's; ref: the NumPy definitions under the same composition; "
+        "auto: cuda where there is a GPU and the model fits, else cpu (default: auto)",
     )
     group.add_argument(
         "--threads", type=whole(1, 256), metavar="N", help="worker threads of cpu (default: one per CPU)"

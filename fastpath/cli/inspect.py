@@ -23,6 +23,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
         "--sequences", type=whole(1), metavar="M", default=1, help="and for M sequences at once (default: 1)"
     )
     parser.add_argument("--chunk", type=whole(1), metavar="N", help="prompt tokens per call")
+    parser.add_argument("--device", action="store_true", help="which GPU there is, or why there is none")
     add_mmproj(parser)
     add_kv_type(parser)
 
@@ -31,6 +32,8 @@ def run_inspect(args: argparse.Namespace) -> int:
     from fastpath.load import load_model
     from refimpl.media_tensors import is_projector, load_media
 
+    if args.device:
+        _print_device()
     path = model_path(args.path if args.path_option is None else args.path_option)
     if args.mmproj is None and is_projector(path):
         _print_media(load_media(path))
@@ -49,11 +52,38 @@ def run_inspect(args: argparse.Namespace) -> int:
     _print_layers(model)
     _print_types(model.file.tensors)
     _print_cache(model.config, args.sequences, context, args.chunk, args.kv_type)
+    if args.device:
+        _print_fit(args, model)
     _print_oddities(model)
     if media is not None:
         print()
         _print_media(media)
     return 0
+
+
+def _print_device() -> None:
+    """Which GPU --backend auto would take."""
+    from fastpath.backend import no_device
+    from fastpath.cuda import device, footprint
+
+    if reason := no_device():
+        print(f"device   no GPU: {reason}")
+        return
+    free = footprint.free_bytes()
+    print(f"device   {device.describe()}" + ("" if free is None else f", {free / 1e9:.2f} GB free"))
+
+
+def _print_fit(args: argparse.Namespace, model) -> None:
+    """What the model takes on a GPU, and whether there is as much."""
+    from fastpath.backend import no_device
+    from fastpath.cuda import footprint
+
+    if no_device():
+        weights = footprint.weights_bytes(model.weights)
+        print(f"on a GPU {weights / MB:.1f} MB ({weights} bytes) for weights, as they lie there")
+        return
+    needed = footprint.of_options(args, model)
+    print(f"on a GPU {needed}: {footprint.misfit(needed) or 'it fits'}")
 
 
 def _print_model(model) -> None:

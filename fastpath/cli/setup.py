@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from fastpath.backend import ops_for
+from fastpath.backend import Choice, choose, ops_for
 from fastpath.cli.arguments import model_path
 from fastpath.cli.media import Files
 from fastpath.cli.parts import Parts
@@ -23,8 +23,26 @@ SILENT_S = 1.0  # packing that ends sooner is not spoken of
 
 
 def open_model(args) -> Model:
-    """The model of --model, or the demo."""
-    return load_model(model_path(args.model))
+    """The model of --model, or the demo; `args.backend` becomes the one that will run it.
+
+    Raises:
+        ValueError: --backend cuda, and there is no device, or the model does not fit there. Nothing was
+            brought there
+    """
+    model = load_model(model_path(args.model))
+    if hasattr(args, "backend") and not hasattr(args, "backend_choice"):
+        args.backend_choice = choose_backend(args, model)
+        args.backend = args.backend_choice.name
+    return model
+
+
+def choose_backend(args, model: Model) -> Choice:
+    def misfit() -> str | None:
+        from fastpath.cuda import footprint
+
+        return footprint.misfit(footprint.of_options(args, model))
+
+    return choose(args.backend, misfit)
 
 
 def open_engine(

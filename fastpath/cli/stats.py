@@ -16,6 +16,7 @@ def print_stats(args, lanes, generation, parts: Parts, n_compiled: int, files=No
     model = lanes.model
     n_prompt = generation.n_prefilled
     say(f"load     {_parts(parts, generation)}")
+    say(f"backend  {args.backend}: {args.backend_choice.reason}")
     say(f"kernels  {_kernels(args, n_compiled)}")
     say(f"weights  {model.file.nbytes / MB:.1f} MB file{_packed(model)}")
     for line in files.lines if files else ():
@@ -41,6 +42,10 @@ def _parts(parts: Parts, generation) -> str:
 
 
 def _kernels(args, n_compiled: int) -> str:
+    if args.backend == "cuda":
+        from fastpath.cuda import device
+
+        return device.describe()
     if args.backend != "cpu":
         return "the reference's definitions, in NumPy"
     from fastpath.cpu import machine

@@ -22,10 +22,13 @@ from fastpath.cpu.linear import expert_linear, linear
 from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import layer_norm, rms_norm
 from fastpath.cpu.rotary import rope, rope_table
+from fastpath.cpu.rows import get_rows, set_rows, swap_axes
+from fastpath.cpu.sampling import argmax, top_k
 
 __all__ = [
     "add",
     "add_bias",
+    "argmax",
     "attention",
     "causal_conv",
     "clip",
@@ -34,6 +37,7 @@ __all__ = [
     "expert_linear",
     "expert_sum",
     "geglu",
+    "get_rows",
     "glu",
     "layer_norm",
     "linear",
@@ -44,8 +48,11 @@ __all__ = [
     "rope_table",
     "route",
     "scale",
+    "set_rows",
     "silu",
     "softcap",
     "standardize",
+    "swap_axes",
+    "top_k",
     "write_kv",
 ]

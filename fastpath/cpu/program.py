@@ -17,30 +17,16 @@ import time
 import weakref
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastpath.cpu import recording, threads
 from fastpath.cpu.recording import UnableError
+from fastpath.replay import Timing
 
 __all__ = ["Program", "Timing", "UnableError", "is_recording", "record"]
 
 ALIGN = 64
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One step of a timed replay.
-
-    kernel  name of the kernel          label  what it worked on (a weight's name), or None
-    mark    the first name traced after the step: the llama.cpp name of what it helped to compute, or ""
-    """
-
-    kernel: str
-    label: str | None
-    mark: str
-    seconds: float
 
 
 class Program:

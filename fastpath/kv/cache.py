@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
-from fastpath.kv.arrays import zeros
+from fastpath import arrays as host
 from fastpath.kv.geometry import PAGE, Kind, KVType, PageCounts, arrays_of, plan
 from fastpath.kv.pages import PagePool
 from fastpath.kv.tables import PageTable
@@ -33,6 +34,7 @@ class KVCache:
     kv_type  what keys and values are rounded to; None: the call's precision
     page     P
     n_pages  as in geometry.plan
+    arrays   where the pages lie (fastpath/arrays.py); tables are the host's
     depth    a bound of all lanes' positions that changes seldom: recorded programs have room for so many
 
     Notes:
@@ -51,9 +53,11 @@ class KVCache:
         kv_type: KVType | None = None,
         page: int = PAGE,
         n_pages: PageCounts | None = None,
+        arrays: Any = host,
     ):
         assert capacity >= 1 and chunk >= 1 and n_seqs >= 1
         self.n_seqs, self.capacity, self.chunk, self.page = n_seqs, capacity, chunk, page
+        self._place = arrays
         self.dtype, self.kv_type = np.dtype(dtype), kv_type
         self.dtypes = (self.dtype, self.dtype) if kv_type is None else dtypes_of(kv_type)
         stored = self.dtype if kv_type is None else kv_type
@@ -72,7 +76,8 @@ class KVCache:
     def _allocate(self, kind: Kind, stored) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         try:
             shapes = {layer.index: arrays_of(layer, kind.n_pages, self.page, stored) for layer in kind.layers}
-            return {index: (zeros(*keys), zeros(*values)) for index, (keys, values) in shapes.items()}
+            new = self._place.pages
+            return {index: (new(*keys), new(*values)) for index, (keys, values) in shapes.items()}
         except MemoryError as error:
             raise ValueError(
                 f"the cache needs {self.geometry.nbytes} bytes for {self.n_seqs} sequences of "
@@ -263,7 +268,8 @@ class KVCache:
     def _copier(self, name: str):
         def copy(source: int, target: int) -> None:
             for k, v in self._arrays[name].values():
-                k[target], v[target] = k[source], v[source]
+                self._place.copy_page(k, source, target)
+                self._place.copy_page(v, source, target)
 
         return copy
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from fastpath import arrays
 from fastpath.model.block import Trace, ignore
 from fastpath.model.encoder import EncoderPass
 from refimpl.config.media import AUDIO_CAP, AUDIO_EPS, AUDIO_WINDOW
@@ -29,30 +30,31 @@ def encode_audio(
             f"sound: {len(samples)} samples, expected at least {least} "
             f"({1000 * least / SAMPLE_RATE:.3g} ms). Send a longer one"
         )
-    run = EncoderPass(ops, AUDIO_EPS, activations, trace or ignore)
+    place = arrays.of(ops)
+    run = EncoderPass(ops, AUDIO_EPS, activations, arrays.on_host(ops, trace) or ignore)
     if config.kind == "gemma4ua":
-        x = waveform_frames(samples).astype(dtype)
+        x = place.put(waveform_frames(samples).astype(dtype))
         run.trace("a.frames", x)
     else:
         mel = log_mel(samples, dtype)
         run.trace("a.mel", mel)
-        x = _conformer(run, config, weights, mel)
+        x = _conformer(run, config, weights, place.put(mel))
     x = run.project(x, weights.input_projection)
     run.trace("a.projected", x)
-    return x
+    return place.get(x)
 
 
 def _conformer(run: EncoderPass, config, weights, mel):
     """f[T, 128] -> f[ceil(ceil(T/2)/2), width before the projection]"""
     ops = run.ops
-    x = mel[:, :, None]
+    x = mel.reshape(*mel.shape, 1)
     for i, (kernel, norm) in enumerate(zip(weights.convs, weights.conv_norms, strict=True)):
         x = ops.layer_norm(ops.conv2d(x, kernel), norm, None, run.eps)
         x = ops.clip(x, 0.0, math.inf)
         run.trace(f"a.conv-{i}", x)
     x = run.linear(x.reshape(len(x), -1), weights.inp)
     run.trace("a.inp", x)
-    places = _distances(config.dim).astype(x.dtype)
+    places = arrays.of(ops).put(_distances(config.dim).astype(x.dtype))
     for i, w in enumerate(weights.layers):
         x = _layer(run, config, w, places, x, i)
     x = ops.add_bias(run.linear(x, weights.out), weights.out_bias)

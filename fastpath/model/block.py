@@ -19,15 +19,15 @@ def ignore(name: str, array: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """What every layer of one forward call shares."""
+    """What every layer of one forward call shares. Its arrays are the op table's (fastpath/arrays.py)."""
 
     ops: Any  # the op table
     eps: float
     activations: str  # "int8" | "float": how linear layers see their input
     trace: Trace
-    positions: np.ndarray  # i32[T]
-    seq_ids: np.ndarray  # i32[T]
-    ends: np.ndarray | None = None  # i32[T]: what a token sees in sliding layers; None: up to itself
+    positions: Any  # i32[T]
+    seq_ids: Any  # i32[T]
+    ends: Any = None  # i32[T]: what a token sees in sliding layers; None: up to itself
 
     def norm(self, x, weight):
         return self.ops.rms_norm(x, weight, self.eps)

@@ -1,9 +1,11 @@
 """The text model over an op table: token ids in, logits of the wanted rows out."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from fastpath import arrays
 from fastpath.model.block import Pass, Trace, block, ignore
 from refimpl.batch import check_soft
 
@@ -13,9 +15,10 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
 
     Shapes:
         batch    T tokens, each with its position and its cache lane; M rows whose logits are wanted
-        trace    called with every intermediate, all rows, in the order of computation
+        trace    called with every intermediate, all rows, in the order of computation; arrays are the op
+                 table's (arrays.on_host)
     Returns:
-        f[M, V] logits, soft-capped
+        f[M, V] logits, soft-capped, on the host
 
     Notes:
         The last layers of the small models write no keys, so nobody reads their output but the head: without
@@ -27,36 +30,60 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
     cache.check(batch)
     check_soft(batch, config.model_dim, whole=both_ways)
     cache.reserve(batch)
-    run = Pass(
-        ops,
-        config.rms_eps,
-        activations,
-        trace or ignore,
-        batch.positions,
-        batch.seq_ids,
-        batch.ends if both_ways else None,
-    )
-    rows = batch.logit_rows
+    place = arrays.of(ops)
+    run = Pass(ops, config.rms_eps, activations, trace or ignore, **_tokens(place, batch, both_ways))
+    ids, pages = place.put(batch.token_ids), _Pages(place, cache)
+    positions, rows = batch.positions, batch.logit_rows
     number = cache.dtype.type  # the precision of the whole call: an embedding takes that of its factor
-    x = ops.embed(weights.token_embd, batch.token_ids, number(config.embed_scale))
+    x = ops.embed(weights.token_embd, ids, number(config.embed_scale))
     if batch.soft is not None:
-        x[batch.soft_rows] = batch.soft
+        ops.set_rows(x, batch.soft_rows, batch.soft)
     run.trace("inp_scaled", x)
-    per_layer = _per_layer_inputs(run, config, weights, batch.token_ids, x)
+    per_layer = _per_layer_inputs(run, config, weights, ids, x)
+    of_layers = _by_layer(ops, per_layer)
     last_owner = max(layer.index for layer in config.layers if layer.owns_kv)
     ropes: dict[int, tuple] = {}
 
     for layer, w in zip(config.layers, weights.layers, strict=True):
         if trace is None and layer.index == last_owner + 1 and len(rows) < len(x):
-            run, x, per_layer, ropes = _only_rows(run, x, per_layer, rows)
+            run = replace(run, **_tokens(place, batch, both_ways, rows))
+            positions, ropes = positions[rows], {}
+            x, of_layers = ops.get_rows(x, rows), _by_layer(ops, per_layer, rows)
             rows = np.arange(len(x))
         if len(x) == 0:
             break
         if id(layer.rope) not in ropes:
-            ropes[id(layer.rope)] = ops.rope_table(run.positions, layer.rope.inv_freq)
-        mine = None if per_layer is None else per_layer[:, layer.index]
-        x = block(run, layer, w, cache.layer(layer.kv_from), ropes[id(layer.rope)], mine, x)
-    return _head(run, config, weights, x if np.array_equal(rows, np.arange(len(x))) else x[rows])
+            ropes[id(layer.rope)] = ops.rope_table(positions, layer.rope.inv_freq)
+        mine = None if of_layers is None else of_layers[layer.index]
+        x = block(run, layer, w, pages.of(layer.kv_from), ropes[id(layer.rope)], mine, x)
+    if len(rows) == 0:
+        return np.empty((0, config.vocab_size), cache.dtype)
+    is_whole = np.array_equal(rows, np.arange(len(x)))
+    return place.get(_head(run, config, weights, x if is_whole else ops.get_rows(x, rows)))
+
+
+def _tokens(place, batch, both_ways: bool, rows=slice(None)) -> dict[str, Any]:
+    """What layers know of the tokens, or of some of them; for a Pass."""
+    ends = batch.ends if both_ways else None  # None as well where there are no images
+    return {
+        "positions": place.put(batch.positions[rows]),
+        "seq_ids": place.put(batch.seq_ids[rows]),
+        "ends": None if ends is None else place.put(ends[rows]),
+    }
+
+
+class _Pages:
+    """A cache, with its tables where ops read them: each is brought there once a call."""
+
+    def __init__(self, place, cache):
+        self._place, self._cache, self._tables = place, cache, {}
+
+    def of(self, layer: int) -> tuple:
+        """Keys, values, table."""
+        k, v, table = self._cache.layer(layer)
+        if id(table) not in self._tables:
+            self._tables[id(table)] = self._place.put(table)
+        return k, v, self._tables[id(table)]
 
 
 def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
@@ -78,17 +105,15 @@ def _per_layer_inputs(run: Pass, config, weights, token_ids, x):
     return both
 
 
-def _only_rows(run: Pass, x, per_layer, rows):
-    """The same pass with the tokens of `rows` only."""
-    ends = None if run.ends is None else run.ends[rows]
-    cut = replace(run, positions=run.positions[rows], seq_ids=run.seq_ids[rows], ends=ends)
-    return cut, x[rows], None if per_layer is None else per_layer[rows], {}
+def _by_layer(ops, per_layer, rows=None):
+    """f[T, L, P] -> f[L, T, P], or of some of the tokens; None stays None."""
+    if per_layer is None:
+        return None
+    return ops.swap_axes(per_layer if rows is None else ops.get_rows(per_layer, rows))
 
 
 def _head(run: Pass, config, weights, x):
     """f[M, D] -> f[M, V]: only these rows meet the vocabulary."""
-    if len(x) == 0:
-        return np.empty((0, config.vocab_size), x.dtype)
     x = run.norm(x, weights.output_norm)
     run.trace("result_norm", x)
     logits = run.linear(x, weights.output)

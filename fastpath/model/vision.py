@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fastpath import arrays
 from fastpath.model.block import Trace, ignore
 from fastpath.model.encoder import EncoderPass
 from refimpl.config.media import LAYER_NORM_EPS, VISION_THETA
@@ -20,10 +21,11 @@ def encode_image(
         f[h/48 * w/48, D of the text model], row by row
     """
     rows, columns = _grid(config, canvas)
-    run = EncoderPass(ops, config.eps, activations, trace or ignore)
-    x = _patches(canvas, config.patch).astype(dtype) / dtype(255)
+    place = arrays.of(ops)
+    run = EncoderPass(ops, config.eps, activations, arrays.on_host(ops, trace) or ignore)
+    x = place.put(_patches(canvas, config.patch).astype(dtype) / dtype(255))
     at = np.mgrid[:rows, :columns].reshape(2, -1)[::-1].astype(np.int32)  # column and row of every patch
-    return (_tower if config.kind == "gemma4v" else _unified)(run, config, weights, x, at)
+    return place.get((_tower if config.kind == "gemma4v" else _unified)(run, config, weights, x, at))
 
 
 def _grid(config, canvas):
@@ -52,7 +54,7 @@ def _patches(canvas, side):
 
 
 def _add_positions(run, config, weights, at, x):
-    """A learnt vector for the column of each patch, and one for its row."""
+    """A learnt vector for the column of each patch, and one for its row: patches' places int[2, patches]."""
     one = x.dtype.type(1)
     across = run.ops.embed(weights.position_embd, at[0], one)
     down = run.ops.embed(weights.position_embd, config.n_positions + at[1], one)
@@ -66,7 +68,7 @@ def _tower(run: EncoderPass, config, weights, x, at):
     x = run.linear(ops.add_bias(ops.scale(x, 2.0), x.dtype.type(-1)), weights.patch_embd)
     run.trace("v.patch_embd", x)
     x = _add_positions(run, config, weights, at, x)
-    rope, everything = _rope(ops, config, at), _Everything(len(x), config, x.dtype)
+    rope, everything = _rope(ops, config, at), _Everything(ops, len(x), config, x.dtype)
     for i, w in enumerate(weights.layers):
         x = _layer(run, config, w, rope, everything, x, i)
     x = ops.scale(ops.mean_pool(x, int(at[0].max()) + 1, config.pool), config.dim**0.5)
@@ -98,11 +100,12 @@ def _unified(run: EncoderPass, config, weights, x, at):
 class _Everything:
     """Patches as the tokens of one lane that all see up to the last one; one cache for all layers."""
 
-    def __init__(self, T, config, dtype):
-        arrays = (np.zeros(s, dtype) for s in shapes_of(1, T, config.n_heads, config.head_dim))
-        self.kv = *arrays, own_pages(1)
-        self.lanes, self.order = np.zeros(T, np.int32), np.arange(T, dtype=np.int32)
-        self.ends = np.full(T, T - 1, np.int32)
+    def __init__(self, ops, T, config, dtype):
+        place = arrays.of(ops)
+        pages = (place.pages(shape, dtype) for shape in shapes_of(1, T, config.n_heads, config.head_dim))
+        self.kv = *pages, place.put(own_pages(1))
+        self.lanes, self.order = place.put(np.zeros(T, np.int32)), place.put(np.arange(T, dtype=np.int32))
+        self.ends = place.put(np.full(T, T - 1, np.int32))
 
     def attention(self, ops, q, k, v):
         ops.write_kv(k, v, *self.kv, self.lanes, self.order)
@@ -115,11 +118,11 @@ def _rope(ops, config, at):
     The first half of a head turns with the column of its patch, the second half with the row; `ops.rope` has
     one set of angles per token.
     """
-    quarter = config.head_dim // 4
+    quarter, T = config.head_dim // 4, at.shape[1]
     inv_freq = VISION_THETA ** -(np.arange(quarter) / quarter)
-    of_columns, of_rows = (ops.rope_table(place, inv_freq) for place in at)
-    halves = (np.stack(both, axis=1)[:, None] for both in zip(of_columns, of_rows, strict=True))
-    return [np.repeat(both, config.n_heads, axis=1).reshape(-1, quarter) for both in halves]
+    of_patches = ops.rope_table(at.T.reshape(-1), inv_freq)
+    of_heads = np.arange(2 * T, dtype=np.int32).reshape(T, 1, 2).repeat(config.n_heads, axis=1).reshape(-1)
+    return [ops.get_rows(part, of_heads) for part in of_patches]
 
 
 def _rotate(ops, x, rope):

@@ -19,10 +19,13 @@ from refimpl.ops.linear import expert_linear, linear
 from refimpl.ops.moe import expert_sum, route
 from refimpl.ops.norm import layer_norm, rms_norm
 from refimpl.ops.rotary import rope, rope_table
+from refimpl.ops.rows import get_rows, set_rows, swap_axes
+from refimpl.ops.sampling import argmax, top_k
 
 __all__ = [
     "add",
     "add_bias",
+    "argmax",
     "attention",
     "causal_conv",
     "clip",
@@ -31,6 +34,7 @@ __all__ = [
     "expert_linear",
     "expert_sum",
     "geglu",
+    "get_rows",
     "glu",
     "layer_norm",
     "linear",
@@ -41,8 +45,11 @@ __all__ = [
     "rope_table",
     "route",
     "scale",
+    "set_rows",
     "silu",
     "softcap",
     "standardize",
+    "swap_axes",
+    "top_k",
     "write_kv",
 ]

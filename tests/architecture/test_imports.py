@@ -28,7 +28,8 @@ THIRD_PARTY = {
         "av",
         "llguidance",
     },  # all but NumPy in frontend only
-    "fastpath": {"numpy", "numba", "llvmlite", "huggingface_hub", "prompt_toolkit", "rich"},
+    # cuda.core comes with numba-cuda
+    "fastpath": {"numpy", "numba", "llvmlite", "cuda", "huggingface_hub", "prompt_toolkit", "rich"},
 }
 NOUNS = (
     "refimpl.config",

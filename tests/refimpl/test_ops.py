@@ -53,6 +53,7 @@ def cases(dtype):
         "expert_linear": ops.expert_linear(x(2, 4), matrix(3, 5, 4), ids, "float"),
         "expert_sum": ops.expert_sum(x(2, 2, 4), x(2, 2)),
         "geglu": ops.geglu(x(2, 3), x(2, 3)),
+        "get_rows": ops.get_rows(x(3, 2), ids[0]),
         "glu": ops.glu(x(2, 6)),
         "layer_norm": ops.layer_norm(x(2, 3), np.ones(3, np.float32), None, 1e-5),
         "linear": ops.linear(x(2, 4), matrix(3, 4), "float"),
@@ -68,6 +69,9 @@ def cases(dtype):
         "silu": ops.silu(x(2, 3)),
         "softcap": ops.softcap(x(2, 3), 30.0),
         "standardize": ops.standardize(x(2, 3), np.ones(3, np.float32), np.ones(3, np.float32)),
+        "swap_axes": ops.swap_axes(x(2, 3, 4)),
+        "top_k": ops.top_k(x(2, 5), 3)[0],
+        "top_k cap": ops.top_k(x(2, 5), 3, 30.0)[0],
     }
 
 
@@ -75,11 +79,37 @@ def cases(dtype):
 def test_precision_in_is_precision_out(dtype):
     got = {name: out.dtype for name, out in cases(dtype).items()}
     assert got == dict.fromkeys(got, np.dtype(dtype))
-    assert set(ops.__all__) - {"rope_table", "write_kv"} <= set(got)
+    assert set(ops.__all__) - {"argmax", "rope_table", "set_rows", "write_kv"} <= set(got)
 
 
 def test_a_plain_number_keeps_embeddings_in_float32():
     assert ops.embed(matrix(5, 4), np.array([1]), 2.5).dtype == np.float32
+
+
+# --- rows -----------------------------------------------------------------------------
+
+
+def test_rows_by_hand():
+    x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    np.testing.assert_array_equal(ops.get_rows(x, np.array([2, 0, 2])), [[5, 6], [1, 2], [5, 6]])
+    ops.set_rows(x, np.array([1]), np.array([[7.0, 8.0]]))
+    np.testing.assert_array_equal(x, [[1, 2], [7, 8], [5, 6]])
+    np.testing.assert_array_equal(ops.swap_axes(x[:2, :, None]), [[[1], [7]], [[2], [8]]])
+
+
+def test_largest_logits_by_hand():
+    logits = np.array([[1.0, 3.0, -2.0, 3.0], [-0.0, 0.0, -1.0, -3.0]])
+    np.testing.assert_array_equal(ops.argmax(logits), [1, 0])
+    values, ids = ops.top_k(logits, 3)
+    np.testing.assert_array_equal(values, [[3, 3, 1], [0, 0, -1]])
+    np.testing.assert_array_equal(ids, [[1, 3, 0], [0, 1, 2]])
+    values, ids = ops.top_k(logits[:1, :2], 3, 2.0)
+    close(values[:, :2], [[2 * math.tanh(1.5), 2 * math.tanh(0.5)]], tolerances.FLOAT64)
+    assert values[0, 2] == -np.inf and ids.tolist() == [[1, 0, -1]]
+    broken = np.array([[np.inf, 1.0, np.nan, -np.inf]])
+    values, ids = ops.top_k(broken, 4)
+    np.testing.assert_array_equal(values, [[np.nan, np.nan, np.nan, 1]])
+    assert ids.tolist() == [[0, 2, 3, 1]] and ops.argmax(broken) == [2]
 
 
 # --- norm, elementwise, activations ---------------------------------------------------

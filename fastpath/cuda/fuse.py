@@ -1,0 +1,440 @@
+"""Fewer launches for the same bytes: fuse(launches) -> launches.
+
+A dependent launch costs a GPU about a microsecond, whatever it computes, and a decode step is a thousand
+small ones.  Four passes, each driven by who reads and who writes what (fuse_flow.py):
+
+    without_repeats   what the same kernel has computed from the same inputs is computed once: activations
+                      rounded for q, k and v; experts grouped for gate, up and down
+    in_rows           a launch that works on rows, and reads rows of another such one, becomes a step of it:
+                      norm + sum + norm + rounding; gated product + rounding; norm + rotation + storing
+    in_waves          launches that wait for nobody else stand side by side in one grid: q, k and v; gate and
+                      up; the rows of heads
+    emit              a fused kernel (fused_kernels.py) for each group; what found no company stays as it was
+
+Every array that somebody outside of a group reads has the bytes that it had; others are not written.  Arrays
+that no launch reads are results, and so is what `results` names.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import int32
+
+from fastpath.cuda import kv_types, norm
+from fastpath.cuda.fuse_flow import (
+    Call,
+    Regions,
+    Span,
+    blocks_of,
+    call_of,
+    is_array,
+    names_of,
+    renamed,
+    same,
+    span,
+)
+from fastpath.cuda.fused_kernels import ROW, Block, Rows, Tiles, Wired, kernel_of
+from fastpath.cuda.fused_steps import MOST_TOKENS, STEPS, BlockStep, RowStep, TileStep, write_half
+from fastpath.cuda.layout import padded_columns
+from fastpath.cuda.program import Launch
+
+WINDOW = 40  # launches that are looked back over
+PIECE = 256  # columns of a piece of a row
+WIDE = 256  # threads of a block that has no row to itself
+CAPACITIES = (256, 512, 1536, 3072, 4608, 6144, 8192)  # floats of a row in shared memory
+SHARED = 40 << 10  # bytes that the rows of a kernel may take there
+BESIDE_TILES = 4 << 10  # the same in a kernel that has products: they want many blocks
+WRITES = {f"write_kv_{k}_{v}": (k, v) for k in kv_types.STORES for v in kv_types.STORES}
+REPEATABLE = {"rms_norm", "round_32", "round_256", "spread", "group_by_expert"}
+
+
+def fuse(launches: Sequence[Launch], results: Sequence[Any] = ()) -> list[Launch]:
+    calls = without_repeats([call_of(launch) for launch in launches], {span(array) for array in results})
+    calls = [half for call in calls for half in _halves(call)]
+    flow = Flow(calls, [span(array) for array in results])
+    return [emit(group, flow) for wave in in_waves(in_rows(calls, flow), flow) for group in wave]
+
+
+# -- once is enough
+
+
+def without_repeats(calls: Sequence[Call], results: set[Span]) -> list[Call]:
+    regions = Regions(calls)
+    written, read = (
+        defaultdict(list),
+        defaultdict(set),
+    )  # region -> numbers of its writers; spans that are read
+    for number, call in enumerate(calls):
+        for name, s in call.spans.items():
+            for region in regions.of([s]):
+                if name in call.writes:
+                    written[region].append(number)
+                else:
+                    read[region].add(s)
+    seen: dict[str, list[tuple[int, Call]]] = defaultdict(list)
+    arrays: dict[Span, Any] = {}
+    kept = []
+    for number, original in enumerate(calls):
+        call = renamed(original, arrays)
+        for before, first in seen[call.kernel.name]:
+            outputs = regions.of([*call.writes.values(), *first.writes.values()])
+            inputs = regions.of(first.reads.values())
+            if (
+                _repeats(call, first)
+                and not results & set(call.writes.values())
+                and all(len(written[region]) == 1 for region in outputs)
+                and all(
+                    read[region] <= set(call.writes.values()) for region in regions.of(call.writes.values())
+                )
+                and not any(before < i < number for region in inputs for i in written[region])
+            ):
+                arrays |= {mine: first.argument(name) for name, mine in call.writes.items()}
+                break
+        else:
+            kept.append(call)
+            if call.kernel.name in REPEATABLE:
+                seen[call.kernel.name] = [*seen[call.kernel.name][-3:], (number, call)]
+    return kept
+
+
+def _repeats(call: Call, first: Call) -> bool:
+    if (call.kernel, call.launch.grid, call.launch.threads) != (
+        first.kernel,
+        first.launch.grid,
+        first.launch.threads,
+    ):
+        return False
+    pairs = zip(names_of(call.kernel), call.launch.arguments, first.launch.arguments, strict=True)
+    return all(name in call.writes or name in _ignored(call) or same(a, b) for name, a, b in pairs)
+
+
+def _ignored(call: Call) -> set[str]:
+    """Arrays that the kernel does not look at."""
+    return {
+        name for name in names_of(call.kernel) if is_array(call.argument(name)) and name not in call.spans
+    }
+
+
+def _halves(call: Call) -> list[Call]:
+    """write_kv as its keys and its values, each of which goes with the step that makes them."""
+    kinds = WRITES.get(call.kernel.name)
+    if kinds is None or call.argument("k").shape[0] > MOST_TOKENS:
+        return [call]
+    rest = [call.argument(n) for n in ("blocks", "table", "seq_ids", "positions")]
+    return [
+        call_of(
+            Launch(
+                write_half(kind, x), call.launch.grid, call.launch.threads,
+                (call.argument(x), call.argument(f"{x}_pages"), *rest), call.launch.mark,
+            )
+        )
+        for x, kind in zip("kv", kinds, strict=True)
+    ]  # fmt: skip
+
+
+# -- one row after the other
+
+
+class Flow:
+    """Regions of the calls, and who reads each span."""
+
+    def __init__(self, calls: Sequence[Call], results: Sequence[Span]):
+        self.calls, self.regions, self.results = calls, Regions(calls), results
+        self._readers = defaultdict(set)
+        for call in calls:
+            for region in self.regions.of(call.reads.values()):
+                self._readers[region].add(id(call))
+
+    def is_only_for(self, s: Span, calls: Sequence[Call]) -> bool:
+        """Nobody but these calls reads what is written to a span, and somebody does."""
+        readers = set().union(*(self._readers[region] for region in self.regions.of([s])))
+        is_result = any(map(s.overlaps, self.results))
+        return bool(readers) and not is_result and readers <= {id(call) for call in calls}
+
+
+@dataclass(eq=False)
+class Node:
+    """Calls that one part of a kernel does.  shape: (rows, columns), (None, n): n numbers, None: no rows"""
+
+    calls: list[Call]
+    shape: Any
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+
+    @property
+    def steps(self):
+        return [STEPS[call.kernel.name] for call in self.calls]
+
+    @property
+    def kind(self):
+        step = STEPS.get(self.calls[0].kernel.name)
+        if isinstance(step, BlockStep) and not all(STEPS[c.kernel.name].fits(c) for c in self.calls):
+            return None
+        return None if step is None else type(step)
+
+    def is_in_the_way(self, other: "Node") -> bool:
+        return bool(self.writes & (other.reads | other.writes) or self.reads & other.writes)
+
+
+def node_of(call: Call, flow: Flow) -> Node:
+    step = STEPS.get(call.kernel.name)
+    shape = step.shape(call) if isinstance(step, RowStep) else None
+    return Node([call], shape, flow.regions.of(call.reads.values()), flow.regions.of(call.writes.values()))
+
+
+def in_rows(calls: Sequence[Call], flow: Flow) -> list[Node]:
+    nodes: list[Node] = []
+    for call in calls:
+        nodes.append(node_of(call, flow))
+        place: int | None = len(nodes) - 1
+        while place is not None:
+            place = _merged(nodes, place, flow)
+    return nodes
+
+
+def _merged(nodes: list[Node], b: int, flow: Flow) -> int | None:
+    """Merge a node with one before it that makes what it reads; where both are then."""
+    second = nodes[b]
+    if second.kind not in (RowStep, BlockStep):
+        return None
+    for a in range(b - 1, max(-1, b - 1 - WINDOW), -1):
+        first, between = nodes[a], nodes[a + 1 : b]
+        if not first.writes & second.reads or not _is_one_unit(first, second, flow):
+            continue
+        whole = Node(
+            first.calls + second.calls,
+            second.shape if first.shape is None or first.shape[0] is None else first.shape,
+            first.reads | second.reads,
+            first.writes | second.writes,
+        )
+        place = None
+        if not any(node.is_in_the_way(second) for node in between):
+            place = a
+        elif not any(node.is_in_the_way(first) for node in between):
+            place = b - 1
+        if place is not None:
+            del nodes[b], nodes[a]
+            nodes.insert(place, whole)
+            return place
+    return None
+
+
+def _is_one_unit(first: Node, second: Node, flow: Flow) -> bool:
+    """Can a block that has done its part of the first go on with the second?"""
+    if first.kind is not second.kind or first.reads & second.writes or first.writes & second.writes:
+        return False
+    if first.kind is BlockStep:
+        return True
+    if not _agree(first.shape, second.shape):
+        return False
+    made = {
+        s for call in first.calls for name, s in call.writes.items() if name in STEPS[call.kernel.name].rows
+    }
+    return all(
+        name in STEPS[call.kernel.name].rows and s in made
+        for call in second.calls
+        for name, s in call.reads.items()
+        if flow.regions.of([s]) & first.writes
+    )
+
+
+def _agree(one, other) -> bool:
+    if one[0] is None or other[0] is None:
+        return (one[0] or 1) * one[1] == (other[0] or 1) * other[1]
+    return one == other
+
+
+# -- side by side
+
+
+def in_waves(nodes: Sequence[Node], flow: Flow) -> list[list[list[Node]]]:
+    """Groups of nodes, wave after wave: a wave needs those before it, and nothing of its own."""
+    written: dict[int, int] = {}  # region -> the wave that wrote it last
+    read: dict[int, int] = {}
+    waves: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        before = [written.get(region, -1) for region in node.reads | node.writes]
+        before += [read.get(region, -1) for region in node.writes]
+        wave = 1 + max(before, default=-1)
+        waves[wave].append(node)
+        written |= dict.fromkeys(node.writes, wave)
+        read |= {region: max(wave, read.get(region, -1)) for region in node.reads}
+    return [_groups(waves[wave], flow) for wave in sorted(waves)]
+
+
+def _groups(nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
+    alone = [[node] for node in nodes if node.kind is None]
+    tiles = _within(SHARED, [node for node in nodes if node.kind is TileStep], flow)
+    small, groups = [], []
+    for node in nodes:
+        if node.kind not in (RowStep, BlockStep):
+            continue
+        if tiles and _shared_bytes(node, flow) > BESIDE_TILES:
+            groups.append([node])
+        else:
+            small.append(node)
+    if tiles and small:
+        tiles[0], small = tiles[0] + small, []
+    return [*alone, *tiles, *groups, *_within(SHARED, small, flow)]
+
+
+def _within(limit: int, nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
+    """Groups whose kernels' shared memory stays below a limit; products of one format take theirs once."""
+    groups: list[list[Node]] = []
+    used: list[dict] = []
+    for node in nodes:
+        mine = _shared_bytes(node, flow)
+        key = node.calls[0].kernel if node.kind is TileStep else node
+        for group, of_group in zip(groups, used, strict=True):
+            if sum((of_group | {key: mine}).values()) <= limit:
+                group.append(node)
+                of_group[key] = mine
+                break
+        else:
+            groups.append([node])
+            used.append({key: mine})
+    return groups
+
+
+# -- kernels
+
+
+def emit(group: Sequence[Node], flow: Flow) -> Launch:
+    calls = [call for node in group for call in node.calls]
+    if len(calls) == 1:
+        return calls[0].launch
+    made = Arguments()
+    of_rows = [node for node in group if node.kind is RowStep]
+    of_blocks = [node for node in group if node.kind is BlockStep]
+    parts: list[Rows | Tiles | Block] = list(_tiles(group, made))
+    parts += [_block(node, made) for node in of_blocks]
+    parts += [_rows(node, made, flow) for node in of_rows]
+    threads = WIDE if len(of_rows) < len(group) else max(_threads(node) for node in of_rows)
+    kernel = kernel_of(tuple(parts), tuple(made.types))
+    return Launch(kernel, made.n_blocks, threads, tuple(made.values), calls[-1].launch.mark)
+
+
+class Arguments:
+    """Of a fused launch: an array stands there once, however often it is used."""
+
+    def __init__(self):
+        self.values: list[Any] = []
+        self.types: list[Any] = []
+        self.n_blocks = 0
+
+    def number(self, value: int) -> int:
+        return self._append(np.int32(value), int32)
+
+    def end(self, n_blocks: int) -> int:
+        """The end of some more blocks."""
+        self.n_blocks += n_blocks
+        return self.number(self.n_blocks)
+
+    def of(self, value: Any, kind: Any) -> int:
+        if not is_array(value):
+            return self._append(value, kind)
+        for i, (other, its) in enumerate(zip(self.values, self.types, strict=True)):
+            if its == kind and is_array(other) and same(value, other):
+                return i
+        return self._append(value, kind)
+
+    def _append(self, value, kind):
+        self.values.append(value)
+        self.types.append(kind)
+        return len(self.values) - 1
+
+
+def _tiles(group: Sequence[Node], made: Arguments):
+    """Products by kernel."""
+    calls = defaultdict(list)
+    for node in group:
+        if node.kind is TileStep:
+            calls[node.calls[0].kernel].extend(node.calls)
+    slots: dict[str, Any] = {}  # that nobody looks at: the same for all
+    for kernel, members in calls.items():
+        wired, ends, tiles = [], [], []
+        for call in members:
+            ends.append(made.end(blocks_of(call.launch)))
+            tiles.append(made.number(call.launch.grid[0]))
+            names = names_of(kernel)
+            values = [
+                slots.setdefault(name, call.argument(name)) if name in _ignored(call) else value
+                for name, value in zip(names, call.launch.arguments, strict=True)
+            ]
+            wired.append(Wired(kernel, tuple(map(made.of, values, kernel.signature))))
+        yield Tiles(tuple(wired), tuple(ends), tuple(tiles))
+
+
+def _block(node: Node, made: Arguments) -> Block:
+    end = made.end(1)
+    return Block(tuple(_wired(call, made) for call in node.calls), end)
+
+
+def _wired(call: Call, made: Arguments) -> Wired:
+    return Wired(call.kernel, tuple(map(made.of, call.launch.arguments, call.kernel.signature)))
+
+
+def _rows(node: Node, made: Arguments, flow: Flow) -> Rows:
+    R, C = _rows_and_columns(node)
+    padded = padded_columns(C)
+    width = padded if _is_whole(node) else PIECE
+    pieces = padded // width
+    numbers = [made.end(R * pieces), *map(made.number, (pieces, width, C, _threads(node)))]
+    shared = _shared_rows(node, flow)
+    steps, more = [], []
+    for call in node.calls:
+        step, inside, numbers_of = STEPS[call.kernel.name], [], []
+        for name, value, kind in zip(
+            names_of(call.kernel), call.launch.arguments, call.kernel.signature, strict=True
+        ):
+            if name not in step.rows:
+                numbers_of.append(made.of(value, kind))
+                continue
+            if (s := call.spans[name]) in shared:
+                inside.append((name, shared[s]))
+                numbers_of.append(-1)
+            else:
+                numbers_of.append(made.of(value.reshape(-1), ROW))
+        steps.append(Wired(call.kernel, tuple(numbers_of), tuple(inside)))
+        more.append(tuple(map(made.number, step.more(call))))
+    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node))
+
+
+def _rows_and_columns(node: Node) -> tuple[int, int]:
+    R, C = node.shape
+    return (R or 1), C
+
+
+def _is_whole(node: Node) -> bool:
+    return any(step.whole for step in node.steps)
+
+
+def _threads(node: Node) -> int:
+    return norm.threads_for(node.shape[1]) if _is_whole(node) else WIDE
+
+
+def _capacity(node: Node) -> int:
+    """Floats of a shared row; 0: too long a row."""
+    width = padded_columns(node.shape[1]) if _is_whole(node) else PIECE
+    return next((size for size in CAPACITIES if size >= width), 0)
+
+
+def _shared_rows(node: Node, flow: Flow) -> dict[Span, int]:
+    """What only this node's steps read, as numbers of rows in shared memory."""
+    capacity = _capacity(node)
+    shared: dict[Span, int] = {}
+    for call in node.calls:
+        for name, s in call.writes.items():
+            if name in STEPS[call.kernel.name].rows and flow.is_only_for(s, node.calls):
+                if capacity and 4 * capacity * (len(shared) + 1) <= SHARED:
+                    shared[s] = len(shared)
+    return shared
+
+
+def _shared_bytes(node: Node, flow: Flow) -> int:
+    if node.kind is TileStep:
+        return node.steps[0].shared
+    return 4 * _capacity(node) * len(_shared_rows(node, flow)) if node.kind is RowStep else 0

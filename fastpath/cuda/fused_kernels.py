@@ -1,0 +1,235 @@
+"""Fused kernels: their source is put together from steps (fused_steps.py), once for each kind.
+
+A kernel's grid is that of its parts, one after the other; a block belongs to one of them:
+
+    Rows     the steps of a row, or of a piece of 256 columns, one after another.  What one step hands to the
+             next stays in shared memory, if nobody else reads it
+    Tiles    products with several matrices of one format, each block a tile of one of them
+    Block    some steps of one block
+
+A barrier stands between two steps where a thread reads what another one has written.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int32
+
+from fastpath.cuda.fuse_flow import names_of
+from fastpath.cuda.fused_steps import STEPS
+from fastpath.cuda.kernel import Kernel
+from fastpath.cuda.warp import MAX_WARPS
+
+ROW = float32[::1]
+TILE_THREADS = 256
+REGISTERS = 96  # ceiling: such kernels are small, and each waits for the one before it
+
+
+@dataclass(frozen=True)
+class Wired:
+    """A step's kernel, and for each of its arguments a number of an argument of the fused kernel.
+
+    shared  argument names that are rows in shared memory, with their numbers there
+    """
+
+    kernel: Kernel
+    arguments: tuple[int, ...]
+    shared: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def step(self):
+        return STEPS[self.kernel.name]
+
+    @property
+    def named(self) -> dict[str, int]:
+        return dict(zip(names_of(self.kernel), self.arguments, strict=True))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """numbers: those of the arguments that are: end of the part's blocks, pieces of a row, columns of a
+    piece, columns of a row, threads.  more: of the numbers that steps want"""
+
+    steps: tuple[Wired, ...]
+    numbers: tuple[int, ...]
+    more: tuple[tuple[int, ...], ...]
+    capacity: int  # floats of a shared row
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Members have one kernel.  ends, tiles: the argument numbers of each one's end, and of its grid's x"""
+
+    members: tuple[Wired, ...]
+    ends: tuple[int, ...]
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    steps: tuple[Wired, ...]
+    end: int
+
+
+Part = Rows | Tiles | Block
+
+
+@cache
+def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
+    """types: Numba's, of the arguments."""
+    text, steps = source(parts, len(types))
+    digest = hashlib.sha256(f"{text}{types}".encode()).hexdigest()[:6]
+    name = f"fused_{'_and_'.join(_title(part) for part in parts)}_{digest}"
+    space = {"cuda": cuda, "float32": float32, "int32": int32, **steps}
+    exec(compile(text, f"<{name}>", "exec"), space)
+    kernels = [wired.kernel for part in parts for wired in wired_of(part)]
+    return Kernel(
+        space["fused"],
+        types,
+        tuple(sorted({want for kernel in kernels for want in kernel.wants})),
+        registers=max(REGISTERS, *(kernel.registers for kernel in kernels)),
+        bounds=_bounds(parts),
+        name=name,
+        writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
+    )
+
+
+def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
+    """What products ask for; with several formats a block less: each wants registers for other numbers."""
+    found = [part.members[0].kernel.bounds or (TILE_THREADS, 3) for part in parts if isinstance(part, Tiles)]
+    if not found:
+        return None
+    threads, blocks = min(found)
+    return threads, blocks - (len(found) > 1)
+
+
+def wired_of(part: Part) -> tuple[Wired, ...]:
+    return part.members if isinstance(part, Tiles) else part.steps
+
+
+def _title(part: Part) -> str:
+    names = [wired.kernel.name for wired in wired_of(part)]
+    return f"{len(names)}_{names[0]}" if isinstance(part, Tiles) else "_".join(names)
+
+
+def _written(part: Part) -> set[int]:
+    return {
+        number
+        for wired in wired_of(part)
+        for name, number in wired.named.items()
+        if name in wired.kernel.writes and name not in dict(wired.shared)
+    }
+
+
+def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
+    """Python text of a kernel `fused`, and the functions that it calls by name."""
+    lines: list[str] = []
+    steps: dict[str, Any] = {}
+    shared = 0
+    for k, part in enumerate(parts):
+        begin = "int32(0)" if k == 0 else f"a{_end(parts[k - 1])}"
+        if k < len(parts) - 1:
+            lines.append(f"    {'if' if k == 0 else 'elif'} b < a{_end(part)}:")
+        elif k:
+            lines.append("    else:")
+        else:
+            lines.append("    if True:")
+        body, shared = _BODIES[type(part)](part, begin, steps, shared)
+        lines += ["        " + line for line in body]
+    arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
+    partial = "cuda.shared.array({MAX_WARPS}, float32)" if _has_norm(parts) else "float32(0)"
+    head = [
+        f"def fused({', '.join(f'a{i}' for i in range(n_arguments))}):",
+        *(f"    {line}" for line in arrays),
+        f"    partial = {partial}".format(MAX_WARPS=MAX_WARPS),
+        "    b = cuda.blockIdx.x",
+    ]
+    return "\n".join([*head, *lines]) + "\n", steps
+
+
+def _end(part: Part) -> int:
+    if isinstance(part, Rows):
+        return part.numbers[0]
+    return part.ends[-1] if isinstance(part, Tiles) else part.end
+
+
+def _has_norm(parts) -> bool:
+    return any(wired.kernel.name == "rms_norm" for part in parts for wired in wired_of(part))
+
+
+def _capacities(parts) -> list[int]:
+    """Floats of each shared row, in the order of their numbers."""
+    found = []
+    for part in parts:
+        if isinstance(part, Rows):
+            n = len({number for wired in part.steps for _, number in wired.shared})
+            found += [part.capacity] * n
+    return found
+
+
+def _rows(part: Rows, begin: str, steps: dict, shared: int):
+    _, pieces, width, columns, threads = (f"a{i}" for i in part.numbers)
+    lines = [f"t = (b - {begin}) // {pieces}", f"lo = (b - {begin}) % {pieces} * {width}"]
+    unit = f"t, lo, lo + {width}, {columns}, {threads}, partial"
+    pending: dict = {}  # row -> was it written by a step that writes others' columns, since the last barrier
+    for wired, more in zip(part.steps, part.more, strict=True):
+        step, is_shared = wired.step, dict(wired.shared)
+        where = {
+            name: ("s", is_shared[name]) if name in is_shared else ("a", i) for name, i in wired.named.items()
+        }
+        if any(
+            w in pending and (pending[w] or step.elsewhere)
+            for n, w in where.items()
+            if n not in wired.kernel.writes
+        ):
+            lines.append("cuda.syncthreads()")
+            pending.clear()
+        words = [f"a{i}" for i in more]
+        for name, i in wired.named.items():
+            if name not in step.rows:
+                words.append(f"a{i}")
+            elif name in is_shared:
+                words += [f"s{shared + is_shared[name]}", "-lo"]
+            else:
+                words += [f"a{i}", f"t * {columns}"]
+            if name in wired.kernel.writes:
+                pending[where[name]] = step.elsewhere
+        lines.append(f"{_named(steps, wired)}({unit}, {', '.join(words)})")
+    return lines, shared + len({number for wired in part.steps for _, number in wired.shared})
+
+
+def _tiles(part: Tiles, begin: str, steps: dict, shared: int):
+    ends = [f"a{i}" for i in part.ends]
+    j = " + ".join(f"int32(b >= {end})" for end in ends[:-1]) or "0"
+    starts, tiles = [begin, *ends[:-1]], [f"a{i}" for i in part.tiles]
+    lines = [f"j = {j}"] if len(ends) > 1 else []
+
+    def chosen(words):
+        return words[0] if len(set(words)) == 1 else f"({', '.join(words)})[j]"
+
+    lines += [f"i, n = b - {chosen(starts)}, {chosen(tiles)}"]
+    words = [
+        chosen([f"a{i}" for i in numbers])
+        for numbers in zip(*(w.arguments for w in part.members), strict=True)
+    ]
+    lines.append(f"{_named(steps, part.members[0])}(i % n, i // n, n, {', '.join(words)})")
+    return lines, shared
+
+
+def _block(part: Block, begin: str, steps: dict, shared: int):
+    lines: list[str] = []
+    for wired in part.steps:
+        lines += ["cuda.syncthreads()"] if lines else []
+        lines.append(f"{_named(steps, wired)}({', '.join(f'a{i}' for i in wired.arguments)})")
+    return lines, shared
+
+
+_BODIES: dict[type, Any] = {Rows: _rows, Tiles: _tiles, Block: _block}
+
+
+def _named(steps: dict, wired: Wired) -> str:
+    name = f"step_{wired.kernel.name}"
+    steps[name] = wired.step.function
+    return name

@@ -1,0 +1,96 @@
+"""The GPU of this machine as device.py describes devices."""
+
+import itertools
+import math
+
+import numpy as np
+
+from fastpath.cuda.device import Constants
+from fastpath.cuda.driver import Driver
+from fastpath.cuda.pool import Block, Pool
+
+
+class Gpu:
+    """Kernels are compiled when they are launched first; results of ops come from a pool (pool.py)."""
+
+    def __init__(self, driver=None):
+        self._driver = driver or Driver()
+        self.name = self._driver.name
+        self.pool = Pool(self._driver.allocate)
+        self._compiled = {}
+        self._constants = Constants(self._upload)
+
+    def empty(self, shape, dtype):
+        size = math.prod(shape) if isinstance(shape, tuple) else int(shape)
+        block = self.pool.take(size * np.dtype(dtype).itemsize)
+        return self._driver.array(block, block.address, shape, dtype)
+
+    def put(self, array, dtype):
+        if not isinstance(array, np.ndarray):
+            return array
+        return self._copied(array, self.empty(array.shape, dtype))
+
+    def computed(self, compute, dtype):
+        return self.put(compute(), dtype)
+
+    def constant(self, array, dtype):
+        return self._constants.get(array, dtype) if isinstance(array, np.ndarray) else array
+
+    def launch(self, kernel, grid, threads, *arguments):
+        self._driver.launch(self._function(kernel), grid, threads, arguments)
+
+    def memory(self, n_bytes):
+        try:
+            memory, address = self._driver.allocate(max(1, n_bytes))
+        except MemoryError:
+            self.pool.clear()
+            memory, address = self._driver.allocate(max(1, n_bytes))
+        return self._driver.array(Block(memory, address, n_bytes), address, n_bytes, np.uint8)
+
+    def free_bytes(self):
+        """What the device still has, and what is kept here unused."""
+        return self._driver.free_bytes() + self.pool.n_free
+
+    def staging(self, n_bytes):
+        return self._driver.staging(n_bytes)
+
+    def fetch(self, array, host):
+        array.copy_to_host(host)
+
+    def capture(self, launches):
+        """One CUDA graph.  All kernels have been launched before: while one is captured, nothing may be
+        compiled or loaded."""
+        builder = self._driver.graph_builder()
+        builder.begin_building()
+        try:
+            for launch in launches:
+                function = self._compiled[launch.kernel]
+                self._driver.launch(function, launch.grid, launch.threads, launch.arguments, builder)
+        finally:
+            builder.end_building()
+        graph = builder.complete()
+        stream = self._driver.stream
+        graph.upload(stream)
+        return lambda: graph.launch(stream)
+
+    def time(self, launches):
+        """Before the first and behind each."""
+        events = [self._driver.event()]
+        for launch in launches:
+            self.launch(launch.kernel, launch.grid, launch.threads, *launch.arguments)
+            events.append(self._driver.event())
+        return [self._driver.seconds(a, b) for a, b in itertools.pairwise(events)]
+
+    def _function(self, kernel):
+        if kernel not in self._compiled:
+            self._compiled[kernel] = self._driver.compile(kernel)
+        return self._compiled[kernel]
+
+    def _upload(self, array):
+        """Memory of its own, as it stays."""
+        there = self.memory(array.nbytes).view(array.dtype).reshape(*array.shape)
+        return self._copied(array, there)
+
+    def _copied(self, array, there):
+        there.copy_to_device(np.ascontiguousarray(array, there.dtype))
+        return there

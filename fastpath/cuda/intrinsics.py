@@ -1,0 +1,276 @@
+"""PTX instructions that Numba has no name for, one function each.
+
+Every function is one inline-assembly instruction (or, for arithmetic on int32, one LLVM instruction).  So a
+kernel can be read beside its PTX, and the executors of the tests know each of them by its opcode.
+
+Numba widens int32 arithmetic to int64 and float32 with int32 to float64.  Kernels use the functions here on
+packed words and write float32(...) around every other number.
+
+Rounding: NVVM and ptxas fuse a product and a sum where they find them.  Where the last bit is defined,
+kernels say `mul_rn`, `add_rn` and `fma_rn`, which nobody touches.
+"""
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.typing import signature
+from numba.cuda.extending import intrinsic
+
+I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+CONSTRAINT = {I16: "h", I32: "r", I64: "l", F32: "f"}
+TYPE = {types.int32: I32, types.float32: F32}
+
+
+def _emit(builder, text, results, values, touches_memory=False):
+    """One instruction: `text` names its results $0.. and then its operands.  Returns a list of results."""
+    kinds = [value.type for value in values]
+    constraints = ["=" + CONSTRAINT[kind] for kind in results] + [CONSTRAINT[kind] for kind in kinds]
+    if touches_memory:
+        constraints.append("~{memory}")
+    returned = {0: ir.VoidType(), 1: results[0] if results else None}.get(len(results))
+    if returned is None:
+        returned = ir.LiteralStructType(results)
+    asm = ir.InlineAsm(ir.FunctionType(returned, kinds), text, ",".join(constraints), touches_memory)
+    value = builder.call(asm, values)
+    if len(results) < 2:
+        return [value] * len(results)
+    return [builder.extract_value(value, i) for i in range(len(results))]
+
+
+def _group(first, n):
+    return "{" + ", ".join(f"${i}" for i in range(first, first + n)) + "}"
+
+
+# -- addresses of array elements
+
+
+def _pointer(context, builder, kind, array, index):
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
+
+
+def _global(context, builder, kind, array, index):
+    return builder.ptrtoint(_pointer(context, builder, kind, array, index), I64)
+
+
+def _shared(context, builder, kind, array, index):
+    """32 bits, as instructions on shared memory want it."""
+    pointer = _pointer(context, builder, kind, array, index)
+    return builder.ptrtoint(builder.addrspacecast(pointer, pointer.type.pointee.as_pointer(3)), I32)
+
+
+# -- arithmetic
+
+
+def _unary(opcode, result, kind):
+    @intrinsic
+    def function(typingctx, x):
+        def codegen(context, builder, sig, args):
+            return _emit(builder, f"{opcode} $0, $1;", [TYPE[result]], args)[0]
+
+        return signature(result, kind), codegen
+
+    return function
+
+
+def _binary(opcode, result, kind):
+    @intrinsic
+    def function(typingctx, x, y):
+        def codegen(context, builder, sig, args):
+            return _emit(builder, f"{opcode} $0, $1, $2;", [TYPE[result]], args)[0]
+
+        return signature(result, kind, kind), codegen
+
+    return function
+
+
+def _ternary(opcode, kind):
+    @intrinsic
+    def function(typingctx, x, y, z):
+        def codegen(context, builder, sig, args):
+            return _emit(builder, f"{opcode} $0, $1, $2, $3;", [TYPE[kind]], args)[0]
+
+        return signature(kind, kind, kind, kind), codegen
+
+    return function
+
+
+def _strict(operation):
+    """int32 in, int32 out: one LLVM instruction."""
+
+    @intrinsic
+    def function(typingctx, x, y):
+        def codegen(context, builder, sig, args):
+            return getattr(builder, operation)(*args)
+
+        return signature(types.int32, types.int32, types.int32), codegen
+
+    return function
+
+
+add32, sub32, mul32 = _strict("add"), _strict("sub"), _strict("mul")
+and32, or32, xor32 = _strict("and_"), _strict("or_"), _strict("xor")
+shl32, shr32, sar32 = _strict("shl"), _strict("lshr"), _strict("ashr")
+
+dp4a_s8 = _ternary("dp4a.s32.s32", types.int32)  # four int8 of x times four of y, plus z
+permute_bytes = _ternary("prmt.b32", types.int32)  # bytes of x (0-3) and y (4-7), chosen by nibbles of z
+
+mul_rn = _binary("mul.rn.f32", types.float32, types.float32)
+add_rn = _binary("add.rn.f32", types.float32, types.float32)
+round_to_int = _unary("cvt.rni.s32.f32", types.int32, types.float32)  # ties to even
+exp2_approx = _unary("ex2.approx.ftz.f32", types.float32, types.float32)  # 2 units; denormal results are 0
+tanh_approx = _unary("tanh.approx.f32", types.float32, types.float32)  # relative error 2^-11
+pack_bf16 = _binary("cvt.rn.bf16x2.f32", types.int32, types.float32)  # x in the upper half, y in the lower
+pack_f16 = _binary("cvt.rn.f16x2.f32", types.int32, types.float32)
+
+
+@intrinsic
+def fma_rn(typingctx, x, y, z):
+    """x * y + z with one rounding."""
+
+    def codegen(context, builder, sig, args):
+        return builder.fma(*args)
+
+    return signature(types.float32, types.float32, types.float32, types.float32), codegen
+
+
+@intrinsic
+def f16_to_f32(typingctx, bits):
+    """float16 in the low half of an int32 -> float32."""
+
+    def codegen(context, builder, sig, args):
+        return _emit(builder, "cvt.f32.f16 $0, $1;", [F32], [builder.trunc(args[0], I16)])[0]
+
+    return signature(types.float32, types.int32), codegen
+
+
+@intrinsic
+def as_f32(typingctx, bits):
+    """The float32 of these bits; of a bfloat16 shifted up by 16, its value."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], F32)
+
+    return signature(types.float32, types.int32), codegen
+
+
+@intrinsic
+def as_i32(typingctx, x):
+    """The bits of a float32."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(args[0], I32)
+
+    return signature(types.int32, types.float32), codegen
+
+
+# -- loads
+
+
+def _load(opcode, n, address=_global):
+    """n words from array[index]: the index is flat and counts elements of the array."""
+
+    @intrinsic
+    def function(typingctx, array, index):
+        result = types.UniTuple(types.int32, n)
+
+        def codegen(context, builder, sig, args):
+            at = address(context, builder, sig.args[0], args[0], args[1])
+            text = f"{opcode} {_group(0, n) if n > 1 else '$0'}, [${n}];"
+            words = _emit(builder, text, [I32] * n, [at], touches_memory=True)
+            return cgutils.pack_array(builder, words)
+
+        return signature(result, array, types.int64), codegen
+
+    return function
+
+
+# Read-only path, for what nobody writes while the kernel runs.  Weights are read once: they need not stay.
+load_weights_v4 = _load("ld.global.nc.L1::no_allocate.v4.u32", 4)
+load_weights_v2 = _load("ld.global.nc.L1::no_allocate.v2.u32", 2)
+load_weights_v1 = _load("ld.global.nc.L1::no_allocate.u32", 1)
+load_v1 = _load("ld.global.nc.u32", 1)
+load_v2 = _load("ld.global.nc.v2.u32", 2)
+load_v4 = _load("ld.global.nc.v4.u32", 4)
+load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
+
+
+@intrinsic
+def store_shared_v4(typingctx, array, index, words):
+    """Four words to array[index], at a multiple of 16 bytes."""
+
+    def codegen(context, builder, sig, args):
+        at = _shared(context, builder, sig.args[0], args[0], args[1])
+        values = [at, *cgutils.unpack_tuple(builder, args[2])]
+        _emit(builder, f"st.shared.v4.u32 [$0], {_group(1, 4)};", [], values, touches_memory=True)
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+
+
+# -- asynchronous copies from global to shared memory
+
+
+@intrinsic
+def copy_async_16(typingctx, to, to_index, source, source_index):
+    """16 bytes, both ends at multiples of 16; there once `wait_copies` says so."""
+
+    def codegen(context, builder, sig, args):
+        target = _shared(context, builder, sig.args[0], args[0], args[1])
+        origin = _global(context, builder, sig.args[2], args[2], args[3])
+        _emit(builder, "cp.async.cg.shared.global [$0], [$1], 16;", [], [target, origin], touches_memory=True)
+        return context.get_dummy_value()
+
+    return signature(types.void, to, types.int64, source, types.int64), codegen
+
+
+def _statement(text):
+    @intrinsic
+    def function(typingctx):
+        def codegen(context, builder, sig, args):
+            _emit(builder, text, [], [], touches_memory=True)
+            return context.get_dummy_value()
+
+        return signature(types.void), codegen
+
+    return function
+
+
+commit_copies = _statement("cp.async.commit_group;")  # closes a group
+wait_copies = _statement(
+    "cp.async.wait_group 0;"
+)  # for all groups of this thread; then a barrier for the others'
+wait_copies_but_one = _statement("cp.async.wait_group 1;")  # the last group may be on its way
+
+
+# -- tensor cores
+
+
+def _load_matrix(n, transposed):
+    """n 8x8 matrices of 16-bit numbers; lane 8m + i gives the index of row i of matrix m."""
+    opcode = f"ldmatrix.sync.aligned.m8n8.x{n}{'.trans' if transposed else ''}.shared.b16"
+    return _load(opcode, n, _shared)
+
+
+load_matrix_x4, load_matrix_x2 = _load_matrix(4, False), _load_matrix(2, False)
+load_matrix_x4_transposed = _load_matrix(4, True)
+
+
+def _multiply_matrices(form, number):
+    """d = a * b + c for a warp; a 4 words, b 2 words, c and d 4 numbers per lane."""
+
+    @intrinsic
+    def function(typingctx, a, b, c):
+        words, numbers = types.UniTuple(types.int32, 4), types.UniTuple(number, 4)
+
+        def codegen(context, builder, sig, args):
+            text = f"mma.sync.aligned.{form} {_group(0, 4)}, {_group(4, 4)}, {_group(8, 2)}, {_group(10, 4)};"
+            values = [value for part in args for value in cgutils.unpack_tuple(builder, part)]
+            return cgutils.pack_array(builder, _emit(builder, text, [TYPE[number]] * 4, values))
+
+        return signature(numbers, words, types.UniTuple(types.int32, 2), numbers), codegen
+
+    return function
+
+
+mma_s8 = _multiply_matrices("m16n8k32.row.col.s32.s8.s8.s32", types.int32)
+mma_bf16 = _multiply_matrices("m16n8k16.row.col.f32.bf16.bf16.f32", types.float32)
+mma_f16 = _multiply_matrices("m16n8k16.row.col.f32.f16.f16.f32", types.float32)

@@ -1,0 +1,309 @@
+"""What a card can do, and from that the time that a launch should take.
+
+A prediction, to be tested on a device (`device-check`), not a measurement.  Its assumptions:
+
+    a launch    `gap_s` behind the one it depends on, in a graph; then its trips to memory, one after another;
+                then whichever is slowest of reading, issuing instructions, and multiplying
+    reading     bytes from memory at `reached` of the card's rate, or at what is on its way at any time
+                divided by the time of a trip (Little's law); the last blocks of a grid work alone for half
+                their time
+    issuing     instructions per warp as counted on the executor of PTX, `sustained` of four a cycle and
+                multiprocessor
+    caches      what kernels of one call hand on stays in the second-level cache (50 MB)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastpath.cuda import layout, linear, linear_float, linear_many
+from fastpath.cuda.planned import Planned
+from fastpath.cuda.program import Launch
+from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
+
+
+@dataclass(frozen=True)
+class Card:
+    """Rates per second; sizes in bytes."""
+
+    name: str = "H200"
+    memory: float = 4.8e12
+    reached: float = 0.92  # of it, by a copy
+    cache: float = 5.5e12
+    bf16_ops: float = 990e12
+    int8_ops: float = 1979e12
+    clock: float = 1.755e9
+    multiprocessors: int = 132
+    warps: int = 64  # of a multiprocessor, as the following
+    registers: int = 65536
+    shared: int = 228 << 10
+    blocks: int = 32
+    reserved_shared: int = 1 << 10  # per block
+    sustained: float = 0.65
+    gap_s: float = 1.2e-6
+    memory_trip_s: float = 0.65e-6
+    cache_trip_s: float = 0.30e-6
+    reduction_s: float = 0.25e-6  # of a block: shuffles and two barriers
+
+    @property
+    def dp4a_ops(self) -> float:
+        """Multiplications and additions: 64 dp4a a cycle and multiprocessor."""
+        return 64 * 8 * self.multiprocessors * self.clock
+
+    @property
+    def issue(self) -> float:
+        return 4 * self.multiprocessors * self.clock * self.sustained
+
+    @property
+    def wanted_in_flight(self) -> float:
+        """Bytes on their way that keep memory busy."""
+        return self.memory * self.memory_trip_s
+
+
+H200 = Card()
+
+
+class Code(NamedTuple):
+    """Of a kernel: what the assembler, or the driver, says."""
+
+    registers: int
+    shared: int
+
+
+CodeOf = Callable[[Any], Code]
+Issued = Callable[[str, int], float]  # (kernel, tokens of a block) -> instructions of a warp's step
+
+
+class Prediction(NamedTuple):
+    """
+    memory_bytes  weights, keys and values
+    cache_bytes   the rest
+    ops           multiplications and additions, of integers or numbers
+    in_flight     bytes on their way at any time, in the whole card
+    limit         what takes the longest
+    """
+
+    name: str
+    memory_bytes: int
+    cache_bytes: int
+    ops: int
+    registers: int
+    shared: int
+    warps: int
+    waves: float
+    in_flight: float
+    seconds: float
+    limit: str
+
+
+def blocks_per_multiprocessor(code: Code, threads: int, card: Card = H200) -> int:
+    """Registers are given out by 8 to a thread, warps by whole ones."""
+    warps = -(-threads // 32)
+    by_registers = card.registers // (-(-max(1, code.registers) // 8) * 8 * 32 * warps)
+    by_shared = card.shared // (code.shared + card.reserved_shared)
+    return max(1, min(card.warps // warps, card.blocks, by_registers, by_shared))
+
+
+class Work(NamedTuple):
+    """What a launch does, from shapes."""
+
+    memory_bytes: int = 0
+    cache_bytes: int = 0
+    int_ops: int = 0
+    float_ops: int = 0
+    tensor_ops: int = 0
+    instructions: float = 0.0  # of all warps
+    warp_bytes: float = 0.0  # on their way for each warp
+
+
+def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
+    """Of a launch, fused or not: products by the weights that it is given, the rest by its arrays."""
+    total, seen = Work(cache_bytes=_cache_bytes(launch, noted)), set()
+    for plane in _arrays(launch):
+        weight = noted.planes.get(plane.buffer)
+        if weight is not None and id(weight) not in seen:
+            seen.add(id(weight))
+            total = _sum(total, _of_weight(launch, noted, weight, call, issued))
+    if "attention_part" in launch.kernel.name:
+        total = _sum(total, _of_attention(launch, call))
+    return total
+
+
+def _of_weight(
+    launch: Launch, noted: Rehearsal, weight: layout.DeviceMatrix, call: Call, issued: Issued
+) -> Work:
+    name, T = launch.kernel.name, call.n_rows
+    M, C = weight.shape[-2:]
+    E = weight.shape[0] if len(weight.shape) == 3 else 1
+    if not name.startswith("fused"):  # the last layers and the head may meet the last tokens only
+        T = _arrays(launch)[-1].shape[0] // (noted.n_active if E > 1 else 1)
+    if "embed" in name:
+        return Work(memory_bytes=T * weight.nbytes // M)
+    steps = -(-C // layout.COLUMNS) * -(-M // layout.ROWS)  # of one matrix
+    of_matrix = weight.nbytes // E
+    step_bytes = of_matrix / steps
+    coding = weight.coding_name.lower()
+    if "many_" in name:
+        passes = -(-T // linear_many.MANY_TOKENS)
+        n_steps = steps * passes
+        reread = of_matrix * (passes - 1) if of_matrix > L2_BYTES // 2 else 0
+        return Work(of_matrix + reread, of_matrix * (passes - 1) - reread, tensor_ops=2 * T * M * C,
+                    instructions=n_steps * issued(f"many_{coding}", linear_many.MANY_TOKENS),
+                    warp_bytes=step_bytes)  # fmt: skip
+    if E > 1:
+        used, slots, tokens, share = _experts(E, noted.n_active, T)
+    else:
+        slots = -(-T // linear.TOKENS)
+        used, tokens, share = slots if of_matrix > L2_BYTES // 2 else 1, min(T, linear.TOKENS), T
+    is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
+    kind = "float" if is_float else "linear"
+    ops = 2 * share * M * C
+    warps = linear.WARPS if kind == "linear" else linear_float.WARPS
+    ahead = 2 if kind == "linear" else 1
+    return Work(
+        memory_bytes=int(of_matrix * used),
+        cache_bytes=int(of_matrix * max(0, slots - used)),
+        int_ops=0 if is_float else ops, float_ops=ops if is_float else 0,
+        instructions=slots * steps * issued(f"{kind}_{coding}", tokens),
+        warp_bytes=step_bytes * min(ahead, max(1, -(-C // layout.COLUMNS) / warps)),
+    )  # fmt: skip
+
+
+L2_BYTES = 50 << 20
+ATTENTION_IN_FLIGHT = 32 * 16  # bytes of a warp of attention: one load of each lane
+
+
+def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
+    """(experts that are read, slots, tokens of a slot, rows of the result), if all are chosen alike."""
+    n = T * n_active
+    used = E * (1 - (1 - n_active / E) ** T)
+    slots = max(used, n / linear.TOKENS)
+    return used, slots, max(1, min(linear.TOKENS, round(n / slots))), n
+
+
+def _of_attention(launch: Launch, call: Call) -> Work:
+    arrays = _arrays(launch)
+    q, k_pages = arrays[:2]
+    T, N, H = q.shape
+    n_pieces = arrays[-1].shape[2]
+    window = int(next(a for a in reversed(launch.arguments) if np.isscalar(a)))
+    end = call.depth + call.n_tokens
+    mean = min(window, call.depth + (call.n_tokens + 1) / 2)  # keys that a token sees
+    K = max(1, n_blocks(launch) // n_pieces // T)
+    per_key = 2 * K * H * k_pages.dtype.itemsize
+    once = int(call.n_seqs * min(end, window + call.n_tokens) * per_key)
+    ops = int(4 * T * N * H * mean)
+    return Work(
+        memory_bytes=once, cache_bytes=int(max(0, T * mean * per_key - once)), float_ops=ops,
+        instructions=ops / 2 / 32 * 1.7, warp_bytes=ATTENTION_IN_FLIGHT,
+    )  # fmt: skip
+
+
+def _cache_bytes(launch: Launch, noted: Rehearsal) -> int:
+    """Of what is neither a weight nor a page: each array once."""
+    found = {}
+    for array in _arrays(launch):
+        if array.buffer not in noted.planes and array.buffer not in noted.pages:
+            found[array.buffer] = max(found.get(array.buffer, 0), array.nbytes)
+    return sum(found.values())
+
+
+def _arrays(launch: Launch) -> list[Planned]:
+    return [argument for argument in launch.arguments if isinstance(argument, Planned)]
+
+
+def _sum(a: Work, b: Work) -> Work:
+    summed = (x + y for x, y in zip(a[:-1], b[:-1], strict=True))
+    return Work(*summed, warp_bytes=max(a.warp_bytes, b.warp_bytes))
+
+
+def trips(name: str, card: Card = H200) -> float:
+    """Seconds that a launch waits before and behind its stream: trips that depend on each other."""
+    if "attention_part" in name:  # positions, tables, keys; softmax; values
+        return 2 * card.cache_trip_s + 2 * card.memory_trip_s + card.reduction_s
+    products = any(word in name for word in ("linear_", "float_", "many_", "embed"))
+    seconds = card.memory_trip_s + card.reduction_s if products else card.cache_trip_s
+    return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")
+
+
+def predict(
+    launch: Launch, noted: Rehearsal, call: Call, code_of: CodeOf, issued: Issued, card: Card = H200
+) -> Prediction:
+    code, done = code_of(launch.kernel), work(launch, noted, call, issued)
+    blocks, threads = n_blocks(launch), launch.threads
+    each = blocks_per_multiprocessor(code, threads, card)
+    waves = blocks / (each * card.multiprocessors)
+    warps = -(-threads // 32)
+    resident = min(blocks, each * card.multiprocessors) * warps
+    in_flight = resident * done.warp_bytes
+    rate = card.memory * card.reached
+    if in_flight:
+        rate = min(rate, in_flight / card.memory_trip_s)
+    tail = 1 + 0.5 / waves if waves > 1 else 1.0
+    busy = min(1.0, blocks / card.multiprocessors)
+    parts = {
+        "memory": done.memory_bytes / rate * tail,
+        "cache": done.cache_bytes / card.cache,
+        "instructions": done.instructions / card.issue / busy * tail,
+        "dp4a": done.int_ops / card.dp4a_ops / busy,
+        "fma": done.float_ops / (2 * 128 * card.multiprocessors * card.clock) / busy,
+        "tensor cores": done.tensor_ops / card.int8_ops / busy,
+    }
+    limit = max(parts, key=parts.__getitem__)
+    waiting = card.gap_s + trips(launch.kernel.name, card)
+    seconds = waiting + parts[limit]
+    if parts[limit] < waiting:
+        limit = "launch and trips"
+    elif limit == "memory" and rate < card.memory * card.reached:
+        limit = "bytes on their way"
+    ops = done.int_ops + done.float_ops + done.tensor_ops
+    return Prediction(
+        launch.kernel.name, done.memory_bytes, done.cache_bytes, ops, *code, each * warps, waves, in_flight,
+        seconds, limit,
+    )  # fmt: skip
+
+
+class Step(NamedTuple):
+    """A forward call: its launches, and what a card would do that only reads."""
+
+    predictions: list[Prediction]
+    call: Call
+
+    @property
+    def seconds(self) -> float:
+        return math.fsum(p.seconds for p in self.predictions)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(p.memory_bytes for p in self.predictions)
+
+    def roofline_s(self, card: Card = H200) -> float:
+        return self.memory_bytes / card.memory
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.call.n_rows / self.seconds
+
+    def share(self, card: Card = H200) -> float:
+        """Of the bandwidth roofline."""
+        return self.roofline_s(card) / self.seconds
+
+
+def predict_step(
+    model: Any, call: Call, code_of: CodeOf, issued: Issued, *, fused: bool = True, card: Card = H200
+) -> Step:
+    from fastpath.cuda import rehearsal
+
+    noted = rehearsal.of(model, call)
+    launches = noted.launches
+    if fused and call.n_rows <= MOST_FUSED:
+        from fastpath.cuda.fuse import fuse
+
+        launches = fuse(launches, noted.results)
+    return Step([predict(launch, noted, call, code_of, issued, card) for launch in launches], call)
+
+
+MOST_FUSED = 16  # tokens: what is recorded is fused, longer calls run op by op

@@ -1,0 +1,97 @@
+"""RMSNorm and LayerNorm on CUDA.        definition: refimpl/ops/norm.py
+
+grid     one block per row
+block    a warp per 256 columns, at most 8; threads stride over the columns
+shared   one float per warp, the partial sums
+traffic  a row is read from memory once, then from the caches; written once
+LayerNorm: what the sum of thousands of large numbers lost of a mean, the sum of the centred ones finds
+"""
+
+import math
+
+import numpy as np
+from numba import cuda, float32, int32
+
+from fastpath.cuda import device
+from fastpath.cuda.intrinsics import fma_rn, mul_rn
+from fastpath.cuda.kernel import Kernel
+from fastpath.cuda.warp import MAX_WARPS, block_sum, sum_of_warps
+
+
+def rms_norm(x, weight, eps, *, out=None):
+    out = device.current().empty(x.shape, np.float32) if out is None else out
+    D = x.shape[-1]
+    rows = x.reshape(-1, D)
+    is_weighted = weight is not None
+    weight = device.constant(weight, np.float32) if is_weighted else rows.reshape(-1)[:1]
+    arguments = rows, weight, np.int32(is_weighted), np.float32(eps)
+    device.current().launch(RMS_NORM, len(rows), threads_for(D), *arguments, out.reshape(-1, D))
+    return out
+
+
+def layer_norm(x, weight, bias, eps, *, out=None):
+    out = device.current().empty(x.shape, np.float32) if out is None else out
+    D = x.shape[-1]
+    rows = x.reshape(-1, D)
+    has_bias = bias is not None
+    weight = device.constant(weight, np.float32)
+    bias = device.constant(bias, np.float32) if has_bias else weight
+    arguments = rows, weight, bias, np.int32(has_bias), np.float32(eps)
+    device.current().launch(LAYER_NORM, len(rows), threads_for(D), *arguments, out.reshape(-1, D))
+    return out
+
+
+def threads_for(D):
+    """By the width alone: the order of a sum must not depend on how many rows there are."""
+    return 32 * max(1, min(8, D // 256))
+
+
+@cuda.jit(device=True)
+def norm_row(x, weight, is_weighted, eps, out, D, threads, partial):
+    """A row: x[0 : D] -> out[0 : D], by the first `threads` of a block, all of which come here."""
+    first = cuda.threadIdx.x if cuda.threadIdx.x < threads else D
+    squares = float32(0)
+    for d in range(first, D, threads):
+        squares = fma_rn(x[d], x[d], squares)
+    mean = sum_of_warps(squares, partial, threads >> 5) / float32(D)
+    factor = float32(1) / math.sqrt(mean + eps)
+    for d in range(first, D, threads):
+        value = mul_rn(x[d], factor)
+        if is_weighted:
+            value = mul_rn(value, weight[d])
+        out[d] = value
+
+
+def _rms_norm_kernel(x, weight, is_weighted, eps, out):
+    partial = cuda.shared.array(MAX_WARPS, float32)
+    t = cuda.blockIdx.x
+    norm_row(x[t], weight, is_weighted, eps, out[t], x.shape[1], cuda.blockDim.x, partial)
+
+
+def _layer_norm_kernel(x, weight, bias, has_bias, eps, out):
+    partial = cuda.shared.array(MAX_WARPS, float32)
+    t, D = cuda.blockIdx.x, x.shape[1]
+    total = float32(0)
+    for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
+        total += x[t, d]
+    mean = block_sum(total, partial) / float32(D)
+    left, squares = float32(0), float32(0)
+    for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
+        centred = x[t, d] - mean
+        left += centred
+        squares += centred * centred
+    lost = block_sum(left, partial) / float32(D)
+    factor = float32(1) / math.sqrt(block_sum(squares, partial) / float32(D) + eps)
+    for d in range(cuda.threadIdx.x, D, cuda.blockDim.x):
+        value = (x[t, d] - mean - lost) * factor * weight[d]
+        if has_bias:
+            value += bias[d]
+        out[t, d] = value
+
+
+_ROWS, _VECTOR = float32[:, ::1], float32[::1]
+RMS_NORM = Kernel(_rms_norm_kernel, (_ROWS, _VECTOR, int32, float32, _ROWS), wants=("SHFL", "MUFU.RSQ"))
+LAYER_NORM = Kernel(
+    _layer_norm_kernel, (_ROWS, _VECTOR, _VECTOR, int32, float32, _ROWS), wants=("SHFL", "MUFU.RSQ")
+)
+KERNELS = (RMS_NORM, LAYER_NORM)

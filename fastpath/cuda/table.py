@@ -1,0 +1,28 @@
+"""All kernels by name: what tests, the device check and the launcher's warm-up go through."""
+
+from fastpath.cuda import (
+    activation,
+    attention,
+    attention_relative,
+    convolution,
+    elementwise,
+    embedding,
+    grouping,
+    linear,
+    linear_float,
+    linear_many,
+    moe,
+    norm,
+    quantize,
+    rotary,
+    rows,
+    sampling,
+)
+
+MODULES = (
+    activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
+    linear_float, linear_many, moe, norm, quantize, rotary, rows, sampling,
+)  # fmt: skip
+KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
+
+assert len(KERNELS) == sum(len(module.KERNELS) for module in MODULES), "two kernels have one name"

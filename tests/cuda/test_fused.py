@@ -1,0 +1,310 @@
+"""Fused launches against the launches that they stand for: every byte that somebody reads later.
+
+A call is recorded as a program, which fuses it, and run op by op; both on executor one.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastpath.bench.blank import blank
+from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, kv_types, ops, program, rehearsal, table
+from fastpath.lanes import Lanes
+from fastpath.load import load_model
+from quant import FORMATS as QUANT_FORMATS
+from tests import strategies, tiny
+from tests.gpu_on_cpu import devices, launching, needs, sass
+
+ROUGH = devices.executor_one(launching.SCHEDULES[2:4])
+FEW = devices.executor_one((launching.SCHEDULES[3], launching.SCHEDULES[4]))
+ONCE = devices.executor_one((launching.LOCKSTEP,))
+
+
+def fused(call, executor=FEW):
+    """Results of call() op by op, of its program, and the program's launches."""
+    with device.use(executor):
+        before = [array.copy_to_host() for array in call()]
+    return before, *replayed(call, executor)
+
+
+def replayed(call, executor):
+    with device.use(executor), program.record() as recorded:
+        after = [array.copy_to_host() for array in call()]
+    return after, recorded.launches
+
+
+def check(call, n_launches, executor=FEW):
+    before, after, launches = fused(call, executor)
+    names = [launch.kernel.name for launch in launches]
+    assert len(names) == n_launches, names
+    for b, a in zip(before, after, strict=True):
+        assert b.tobytes() == a.tobytes(), names
+
+
+# -- patterns: name -> (call of numbers, launches that are left)
+
+
+class Numbers:
+    """T rows of D columns, and what else a pattern wants, from a seed."""
+
+    def __init__(self, seed, T, D, fmt):
+        self.rng = np.random.default_rng(seed)
+        self.T, self.D, self.format = T, D, QUANT_FORMATS[fmt]
+        self._known = {}
+
+    def rows(self, name, *shape):
+        key = name, shape
+        if key not in self._known:
+            self._known[key] = strategies.normal(self.rng, *(shape or (self.T, self.D)))
+        return device.put(self._known[key], np.float32)
+
+    def vector(self, name, n):
+        key = name, n
+        if key not in self._known:
+            self._known[key] = strategies.normal(self.rng, n)
+        return self._known[key]
+
+    def matrix(self, name, M, C, fmt=None):
+        key = name, M, C
+        if key not in self._known:
+            self._known[key] = strategies.weights(self.rng, fmt or self.format, M, C)
+        return self._known[key]
+
+
+def _norm_sum_norm_product(n):
+    x, y = n.rows("x"), n.rows("y")
+    y = ops.rms_norm(y, n.vector("a", n.D), 1e-6)
+    y = ops.scale(ops.add(y, x), 0.37)
+    z = ops.rms_norm(y, n.vector("b", n.D), 1e-6)
+    return y, ops.linear(z, n.matrix("w", 9, n.D), "int8")
+
+
+def _three_products(n):
+    x = n.rows("x")
+    return tuple(ops.linear(x, n.matrix(name, M, n.D), "int8") for name, M in (("q", 12), ("k", 5), ("v", 6)))
+
+
+def _two_formats(n):
+    """Side by side, though one is of float32."""
+    x = n.rows("x")
+    y = ops.linear(x, n.matrix("w", 9, n.D), "int8")
+    return y, ops.linear(x, n.matrix("f", 6, n.D, QUANT_FORMATS["F32"]), "int8")
+
+
+def _gated(n):
+    gate, up = n.rows("gate"), n.rows("up")
+    return (ops.linear(ops.geglu(gate, up), n.matrix("w", 9, n.D), "int8"),)
+
+
+def _experts(n):
+    """A router's choice, its groups, two products of each expert, their gate, the third product, the sum."""
+    x, E, A, F = n.rows("x"), 5, 2, n.D
+    scale = n.vector("scale", E)
+    logits = ops.linear(x, n.matrix("router", E, n.D, QUANT_FORMATS["F32"]), "int8")
+    ids, chosen = ops.route(logits, A, scale)
+    key = "experts"
+    if key not in n._known:
+        n._known[key] = [
+            strategies.weights(n.rng, n.format, E, *shape) for shape in ((F, n.D), (F, n.D), (7, F))
+        ]
+    up, gate, down = n._known[key]
+    hidden = ops.geglu(ops.expert_linear(x, gate, ids, "int8"), ops.expert_linear(x, up, ids, "int8"))
+    out = ops.expert_sum(ops.expert_linear(hidden, down, ids, "int8"), chosen)
+    return ids, ops.rms_norm(out, n.vector("c", 7), 1e-6)
+
+
+PATTERNS = {
+    "norm, sum, scale, norm, rounding": (_norm_sum_norm_product, 2),
+    "three products": (_three_products, 2),
+    "products of two formats": (_two_formats, 2),
+    "gate and rounding": (_gated, 2),
+    # rounding with spreading; router; choice, groups; gate, up; geglu, rounding; down; sum, norm
+    "experts": (_experts, 7),
+}
+
+
+BARRIER = "cuda.syncthreads()"
+
+
+@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "gate and rounding", "experts"])
+def test_each_barrier_is_needed(name, monkeypatch):
+    """Without any one of those between steps, executor one sees it."""
+    call, source = PATTERNS[name][0], fused_kernels.source
+    n = Numbers(0, 3, 512, "Q4_K")
+    texts = []
+    monkeypatch.setattr(fused_kernels, "source", lambda *a: texts.append(source(*a)) or texts[-1])
+    fused_kernels.kernel_of.cache_clear()
+    whole, _ = replayed(lambda: call(n), ROUGH)
+    found = [(i, k) for i, (text, _) in enumerate(texts) for k in range(text.count(BARRIER))]
+    assert found
+    for number, k in found:
+
+        def without(*arguments, text=texts[number][0], k=k):
+            made, steps = source(*arguments)
+            if made == text:
+                pieces = made.split(BARRIER)
+                made = BARRIER.join(pieces[: k + 1]) + "pass" + BARRIER.join(pieces[k + 1 :])
+            return made, steps
+
+        monkeypatch.setattr(fused_kernels, "source", without)
+        fused_kernels.kernel_of.cache_clear()
+        try:
+            after, _ = replayed(lambda: call(n), ROUGH)
+        except launching.KernelError:
+            continue
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(whole, after, strict=True))
+        assert not same, f"nobody noticed: {k} of\n{texts[number][0]}"
+    monkeypatch.undo()
+    fused_kernels.kernel_of.cache_clear()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
+def test_pattern(name, fmt):
+    call, n_launches = PATTERNS[name]
+    block = QUANT_FORMATS[fmt].block_size
+
+    @settings(max_examples=4)
+    @given(seed=st.integers(0, 99), T=st.integers(1, 16), blocks=st.integers(1, 9 if block == 32 else 3))
+    def some(seed, T, blocks):
+        n = Numbers(seed, T, blocks * block, fmt)
+        check(lambda: call(n), n_launches)
+
+    some()
+
+
+@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "experts"])
+def test_pattern_in_ptx(name):
+    call, n_launches = PATTERNS[name]
+    n = Numbers(1, 3, 256, "Q4_K")
+    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,)))
+
+
+def test_a_row_as_wide_as_memory_allows():
+    """Rows of the largest model, which need two rows of shared memory at once; one wider still."""
+    for D in (5376, 8192, 8224):
+        n = Numbers(D, 2, D, "Q8_0")
+        check(lambda n=n: _norm_sum_norm_product(n), 2, ONCE)
+
+
+@pytest.mark.parametrize("kind", kv_types.LOADS)
+def test_heads(kind):
+    """Norm, rotation and storing of q, k and v in one launch; attention; its pieces joined and rounded."""
+
+    @settings(max_examples=3)
+    @given(seed=st.integers(0, 99), T=st.integers(1, 16), H=st.sampled_from([16, 48, 256, 512]))
+    def some(seed, T, H):
+        K, N = 2, 6
+        n = Numbers(seed, T, H, "Q8_0")
+        angles = strategies.normal(n.rng, 2, T, H // 2)
+        kv = strategies.normal(n.rng, 2, 1, 128, K, H)
+        *pages, table = strategies.kv_caches(kv[0], kv[1], kind, kind, 64)
+        lanes, positions = np.zeros(T, np.int32), np.arange(40, 40 + T, dtype=np.int32)
+        weight = n.matrix("w", 5, N * H)
+
+        def call():
+            keys, values = (device.current().put(page.copy(), page.dtype) for page in pages)
+            rope = device.put(angles[0], np.float32), device.put(angles[1], np.float32)
+            q = ops.rope(ops.rms_norm(n.rows("q", T, N, H), n.vector("a", H), 1e-6), *rope)
+            v = ops.rms_norm(n.rows("k", T, K, H), None, 1e-6)
+            k = ops.rope(ops.rms_norm(n.rows("k", T, K, H), n.vector("b", H), 1e-6), *rope)
+            ops.write_kv(k, v, keys, values, table, lanes, positions)
+            out = ops.attention(q, keys, values, table, lanes, positions, None)
+            return keys, values, ops.linear(out.reshape(T, N * H), weight, "int8")
+
+        check(call, 4)
+
+    some()
+
+
+# -- a decode step of every family
+
+# launches of a layer, and of a step besides: embeddings, the first norm, the head, its soft cap
+TARGET = {"e2b": (14, 6), "e4b": (14, 6), "12b": (10, 4), "26b": (12, 4), "31b": (10, 4)}
+FORMAT = {"*": "Q8_0"}  # formats of one layer that take much shared memory do not fit side by side
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_decode_step(family, tmp_path):
+    """Logits of two lanes by replay, twice, and how many launches that takes."""
+    model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
+    ids, logits = tiny.prompt(family), {}
+    for replay in (False, True):
+        with device.use(ONCE):
+            lanes = Lanes(model, ops, context_len=64, chunk=9, n_seqs=2, page=32, replay=replay)
+            for lane in range(2):
+                lanes.prefill(ids[: 5 + 3 * lane], lane=lane)
+            logits[replay] = [
+                np.array(lanes.extend([(lane, ids[i : i + 1]) for lane in range(2)])).tobytes()
+                for i in (9, 10)
+            ]
+    assert logits[False] == logits[True]
+    names = [launch.kernel.name for launch in lanes.replay.program(2).launches]
+    per_layer, rest = TARGET[family]
+    assert len(names) == per_layer * model.config.n_layers + rest, names
+
+
+# -- what the fusing relies on
+
+
+class Watching(devices.Executor):
+    """Refuses kernels that write what they do not say."""
+
+    def launch(self, kernel, grid, threads, *arguments):
+        named = dict(zip(fuse_flow.names_of(kernel), arguments, strict=True))
+        written = [fuse_flow.span(named[name]) for name in kernel.writes]
+        read = [array for array in arguments if isinstance(array, devices.DeviceArray)]
+        read = [array for array in read if not any(map(fuse_flow.span(array).overlaps, written))]
+        before = [array.copy_to_host().tobytes() for array in read]
+        super().launch(kernel, grid, threads, *arguments)
+        after = [array.copy_to_host().tobytes() for array in read]
+        assert before == after, f"{kernel.name} writes an argument that it does not name"
+
+
+@pytest.mark.parametrize("family", ["e4b", "26b"])
+def test_kernels_write_what_they_say(family, tmp_path):
+    """All kernels of a prompt and of a decoded token."""
+    model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
+    with device.use(devices.executor_one((launching.LOCKSTEP,), Watching)):
+        lanes = Lanes(model, ops, context_len=64, chunk=20, n_seqs=1, page=32, replay=False)
+        lanes.prefill(tiny.prompt(family)[:20], lane=0)
+        lanes.extend([(0, [5])])
+
+
+def test_every_kernel_names_what_it_writes():
+    for kernel in table.KERNELS.values():
+        assert kernel.writes and set(kernel.writes) <= set(fuse_flow.names_of(kernel)), kernel.name
+
+
+# -- the published sizes
+
+OFTEN = 20
+PUBLISHED = {"E4B:Q8_0": (1422, 593), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
+
+
+def _step(spec):
+    """Launches of one decoded token after 1,000 others."""
+    noted = rehearsal.of(blank(spec), rehearsal.Call(1, 1, 1000))
+    return noted.launches, fuse.fuse(noted.launches, noted.results)
+
+
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_launches_of_published_sizes(spec):
+    assert tuple(map(len, _step(spec))) == PUBLISHED[spec]
+
+
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_machine_code(spec):
+    """Of every fused kernel that a step launches often."""
+    if needs.missing_assembler():
+        pytest.skip(needs.missing_assembler())
+    _, launches = _step(spec)
+    names = Counter(launch.kernel.name for launch in launches)
+    kernels = {launch.kernel.name: launch.kernel for launch in launches}
+    for name, n in names.items():
+        if n >= OFTEN and name.startswith("fused"):
+            faults = sass.faults(kernels[name], (9, 0))
+            assert not faults, f"{name}: {'; '.join(faults)}"

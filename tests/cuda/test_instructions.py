@@ -1,0 +1,142 @@
+"""Instructions of fastpath.cuda.intrinsics on the executors against NumPy."""
+
+import numpy as np
+import pytest
+from numba import cuda, float32, int8, int32
+
+from fastpath.cuda import intrinsics as ptx
+from fastpath.cuda.kernel import Kernel
+from tests.cuda.executors import EXECUTORS
+
+F, I = float32[::1], int32[::1]
+
+
+def _run(executor, function, signature, threads, *arrays):
+    EXECUTORS[executor].launch(Kernel(function, signature), 1, threads, *arrays)
+
+
+def of_integers(x, y, out):
+    i = cuda.threadIdx.x
+    n = x.size
+    out[i] = ptx.dp4a_s8(x[i], y[i], i)
+    out[n + i] = ptx.permute_bytes(x[i], y[i], 0x7216)
+    out[2 * n + i] = ptx.add32(ptx.mul32(x[i], y[i]), ptx.sub32(x[i], y[i]))
+    out[3 * n + i] = ptx.xor32(
+        ptx.or32(ptx.shl32(x[i], 5), ptx.shr32(y[i], 3)), ptx.and32(ptx.sar32(x[i], 7), y[i])
+    )
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_integers(executor):
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-(2**31), 2**31, 32, dtype=np.int32) for _ in range(2))
+    out = np.zeros(128, np.int32)
+    _run(executor, of_integers, (I, I, I), 32, x, y, out)
+    bytes_x, bytes_y = x.view(np.uint8).reshape(-1, 4), y.view(np.uint8).reshape(-1, 4)
+    dots = (bytes_x.view(np.int8).astype(np.int32) * bytes_y.view(np.int8)).sum(-1) + np.arange(32)
+    np.testing.assert_array_equal(out[:32], dots)
+    chosen = np.hstack([bytes_x, bytes_y])[:, [6, 1, 2, 7]]
+    np.testing.assert_array_equal(out[32:64], np.ascontiguousarray(chosen).view(np.int32)[:, 0])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(out[64:96], x * y + (x - y))
+    upper = (y.view(np.uint32) >> 3).view(np.int32)
+    np.testing.assert_array_equal(out[96:], (x << 5 | upper) ^ (x >> 7 & y))
+
+
+def of_floats(x, y, out, bits):
+    i, n = cuda.threadIdx.x, x.size
+    out[i] = ptx.fma_rn(x[i], y[i], float32(-1))
+    out[n + i] = ptx.add_rn(ptx.mul_rn(x[i], y[i]), float32(-1))
+    out[2 * n + i] = ptx.exp2_approx(x[i])
+    out[3 * n + i] = ptx.tanh_approx(x[i])
+    out[4 * n + i] = ptx.f16_to_f32(ptx.pack_f16(y[i], x[i]))
+    out[5 * n + i] = ptx.as_f32(ptx.shl32(ptx.pack_bf16(y[i], x[i]), 16))
+    bits[i] = ptx.round_to_int(ptx.as_f32(ptx.as_i32(x[i])))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_floats(executor):
+    """Among them a product whose sum with -1 is 0 when it is rounded before; ties; infinities."""
+    x = np.linspace(-70, 70, 32, dtype=np.float32)
+    x[:6] = 1 + np.float32(2**-13), 2.5, 3.5, -0.5, 1e30, -np.inf
+    y = np.full(32, 1 - np.float32(2**-13))
+    out, bits = np.zeros(6 * 32, np.float32), np.zeros(32, np.int32)
+    _run(executor, of_floats, (F, F, F, I), 32, x, y, out, bits)
+    fma, apart, power, tanh, half, bfloat = out.reshape(6, 32)
+    exact = x.astype(np.float64) * y - 1
+    np.testing.assert_array_equal(fma, exact.astype(np.float32))
+    assert fma[0] == np.float32(-(2.0**-26)) and apart[0] == 0
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(power, np.exp2(x), rtol=2**-21)
+        np.testing.assert_array_equal(half, x.astype(np.float16).astype(np.float32))
+    np.testing.assert_allclose(tanh, np.tanh(x), rtol=2**-10)
+    np.testing.assert_allclose(bfloat, x, rtol=2**-8)
+    assert bits[:6].tolist() == [1, 2, 4, 0, 2**31 - 1, -(2**31)]
+
+
+def of_tensor_cores(a, b, out):
+    """16x32 int8 times 32x8, by way of cp.async and ldmatrix."""
+    shared_a, shared_b = (
+        cuda.shared.array(512, int8, alignment=16),
+        cuda.shared.array(256, int8, alignment=16),
+    )
+    lane = cuda.threadIdx.x
+    ptx.copy_async_16(shared_a, lane * 16, a, lane * 16)
+    ptx.commit_copies()
+    if lane < 16:
+        ptx.copy_async_16(shared_b, lane * 16, b, lane * 16)
+    ptx.commit_copies()
+    ptx.wait_copies_but_one()
+    ptx.wait_copies()
+    cuda.syncthreads()
+    left = ptx.load_matrix_x4(shared_a, (lane & 15) * 32 + (lane >> 4) * 16)
+    right = ptx.load_matrix_x2(shared_b, (lane & 7) * 32 + ((lane >> 3) & 1) * 16)
+    zero = int32(0)
+    c = ptx.mma_s8(left, right, (zero, zero, zero, zero))
+    row, column = lane >> 2, 2 * (lane & 3)
+    out[row, column], out[row, column + 1] = c[0], c[1]
+    out[row + 8, column], out[row + 8, column + 1] = c[2], c[3]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_tensor_cores(executor):
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((16, 32), (8, 32)))
+    out = np.zeros((16, 8), np.int32)
+    signature = int8[::1], int8[::1], int32[:, ::1]
+    _run(executor, of_tensor_cores, signature, 32, a.reshape(-1), b.reshape(-1), out)
+    np.testing.assert_array_equal(out, a.astype(np.int32) @ b.T.astype(np.int32))
+
+
+def of_float_cores(a, b, out, is_bf16):
+    lane = cuda.threadIdx.x
+    row, k = lane >> 2, 2 * (lane & 3)
+    zero = float32(0)
+    c = (zero, zero, zero, zero)
+    if is_bf16:
+        left = (
+            ptx.pack_bf16(a[row, k + 1], a[row, k]), ptx.pack_bf16(a[row + 8, k + 1], a[row + 8, k]),
+            ptx.pack_bf16(a[row, k + 9], a[row, k + 8]), ptx.pack_bf16(a[row + 8, k + 9], a[row + 8, k + 8]),
+        )  # fmt: skip
+        right = ptx.pack_bf16(b[k + 1, row], b[k, row]), ptx.pack_bf16(b[k + 9, row], b[k + 8, row])
+        c = ptx.mma_bf16(left, right, c)
+    else:
+        left = (
+            ptx.pack_f16(a[row, k + 1], a[row, k]), ptx.pack_f16(a[row + 8, k + 1], a[row + 8, k]),
+            ptx.pack_f16(a[row, k + 9], a[row, k + 8]), ptx.pack_f16(a[row + 8, k + 9], a[row + 8, k + 8]),
+        )  # fmt: skip
+        right = ptx.pack_f16(b[k + 1, row], b[k, row]), ptx.pack_f16(b[k + 9, row], b[k + 8, row])
+        c = ptx.mma_f16(left, right, c)
+    out[row, k], out[row, k + 1], out[row + 8, k], out[row + 8, k + 1] = c[0], c[1], c[2], c[3]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("is_bf16", [0, 1])
+def test_float_tensor_cores(is_bf16, executor):
+    """Small integers: exact in both types."""
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-100, 100, shape).astype(np.float32) for shape in ((16, 16), (16, 8)))
+    out = np.zeros((16, 8), np.float32)
+    signature = float32[:, ::1], float32[:, ::1], float32[:, ::1], int32
+    _run(executor, of_float_cores, signature, 32, a, b, out, is_bf16)
+    np.testing.assert_array_equal(out, a @ b)

@@ -1,0 +1,119 @@
+"""Every kernel of the table against its definition: random sizes on both executors, for both architectures.
+
+A kernel that has no line here fails.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import refimpl.ops
+from fastpath.cuda import device, layout, ops, table
+from fastpath.cuda.linear import MANY
+from quant import FORMATS
+from refimpl.ops.attention import widen
+from tests import strategies, tolerances
+from tests.cuda.executors import EXECUTORS
+
+FORMAT_OF = {name.lower(): FORMATS[name] for name in layout.CODINGS}
+# kernels that are a step of an op, or have another name: the kernel whose op launches them
+STEPS = {
+    "attention_join": "attention_part_f16_f16",
+    "attention_relative": "relative_attention",
+    "argmax_pieces": "argmax",
+    "argmax_whole": "argmax",
+    "top_of_logits": "top_k",
+    "top_of_pairs": "top_k",
+    "spread": "float_f16",
+    "round_32": "linear_q4_0",
+    "round_256": "linear_q4_k",
+    "group_by_expert": "expert_linear",
+}
+IN_PLACE = {"write_kv": ("k_pages", "v_pages"), "set_rows": ("x",)}
+EXAMPLES = {"ir": 20, "sm_80": 4, "sm_90": 6}
+OF_VARIANTS = {"ir": 4, "sm_80": 2, "sm_90": 2}  # a kernel for each format
+
+
+@st.composite
+def product(draw, fmt, T, activations="int8"):
+    """Rows, tokens and columns that fill no tile; integers from blocks that bytes can spell."""
+    rng, M, C = draw(strategies.generators()), draw(strategies.sizes(1, 40)), draw(strategies.columns(fmt))
+    any_bytes = activations == "int8" and draw(st.booleans())
+    weight = (strategies.random_blocks if any_bytes else strategies.weights)(rng, fmt, M, C)
+    return {"x": strategies.normal(rng, draw(T), C), "weight": weight, "activations": activations}
+
+
+@st.composite
+def rows_of(draw, fmt):
+    rng, V = draw(strategies.generators()), draw(strategies.sizes(1, 20))
+    make = strategies.weights if fmt.block_size == 1 else strategies.random_blocks
+    table = make(rng, fmt, V, draw(strategies.columns(fmt)))
+    ids = rng.integers(0, V, draw(strategies.sizes(1, 5))).astype(np.int32)
+    return {"table": table, "ids": ids, "scale": np.float32(draw(st.sampled_from([1.0, 39.25])))}
+
+
+def proof_of(name):
+    """(op, strategy of its arguments, examples) that launch a kernel."""
+    name = STEPS.get(name, name)
+    kind, _, rest = name.partition("_")
+    few, many = strategies.sizes(1, 9), st.integers(MANY, 70)
+    if kind in ("linear", "float", "many") and rest in FORMAT_OF:
+        how = "float" if kind == "float" else "int8"
+        return "linear", product(FORMAT_OF[rest], many if kind == "many" else few, how), OF_VARIANTS
+    if kind == "embed":
+        return "embed", rows_of(FORMAT_OF[rest]), OF_VARIANTS
+    for op, start in (("attention", "attention_part_"), ("write_kv", "write_kv_")):
+        for types in strategies.KV_TYPES.elements:
+            if name == f"{start}{types}_{types}":
+                return op, getattr(strategies, op)(types=st.just(types)), OF_VARIANTS
+    assert name in refimpl.ops.__all__, f"kernel {name}: tests/cuda/test_kernels.py does not know its op"
+    return name, getattr(strategies, name)(), EXAMPLES
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", table.KERNELS)
+def test_kernel(name, executor):
+    op, cases, examples = proof_of(name)
+    launched = EXECUTORS[executor].launched
+    before = launched.get(name, 0)
+
+    @settings(max_examples=examples[executor])
+    @given(data=st.data())
+    def check(data):
+        case = data.draw(cases, label=op)
+        with device.use(EXECUTORS[executor]):
+            got = _results(ops, op, case)
+        if op == "embed" or tolerances.is_exact(op, case):  # NaN where the definition has it
+            for ours, theirs in zip(got, _results(refimpl.ops, op, case), strict=True):
+                np.testing.assert_array_equal(_as_numbers(ours), _as_numbers(theirs))
+        else:
+            tolerances.check(op, case, got, _results(refimpl.ops, op, _in_float64(case)))
+
+    with np.errstate(all="ignore"):
+        check()
+    assert launched.get(name, 0) > before, f"{op} does not launch {name}"
+
+
+def _results(functions, op, case):
+    """The results of an op as a tuple; what it writes in place is copied before."""
+    written = {name: case[name].copy() for name in IN_PLACE.get(op, ())}
+    result = getattr(functions, op)(**{**case, **written})
+    if written:
+        return tuple(written.values())
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _as_numbers(x):
+    """Pages of 16-bit numbers as numbers, since one NaN is as good as another."""
+    return widen(x, np.float32) if x.dtype in (np.uint16, np.float16) else x
+
+
+def _in_float64(case):
+    """Exactly the numbers, widened; the definition widens pages itself."""
+    return {
+        name: value.astype(np.float64)
+        if isinstance(value, np.ndarray) and value.dtype == np.float32 and not name.endswith("_pages")
+        else value
+        for name, value in case.items()
+    }

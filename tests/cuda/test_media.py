@@ -1,0 +1,95 @@
+"""Images, sounds and videos on the kernels: soft tokens close to the truth, and the tokens that follow."""
+
+import numpy as np
+import pytest
+
+import fastpath.cpu
+import refimpl.ops
+from fastpath.cuda import device, ops
+from fastpath.lanes import Lanes
+from fastpath.load import load_model
+from fastpath.media import Encoders
+from refimpl.batch import SoftTokens
+from refimpl.media_tensors import load_media
+from tests import tiny
+from tests.gpu_on_cpu import devices, launching
+from tests.media import tiny_mmproj, tiny_prompts
+from tests.oracle import goldens
+from tests.tolerances import ORACLE_F32_ABS
+
+N_NEW = 3
+PROMPTS = ("image-audio", "video", "image", "two-images")  # the first three that a family has
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with device.use(devices.executor_one((launching.LOCKSTEP,))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("media")
+    return {
+        family: (
+            tiny.make(folder / f"{family}.gguf", family),
+            tiny_mmproj.make(folder / f"mmproj-{family}.gguf", family),
+        )
+        for family in tiny_mmproj.ENCODERS
+    }
+
+
+def _piece(name):
+    if name in tiny_mmproj.CANVASES:
+        return "image", tiny_mmproj.canvas(name)
+    return "audio", tiny_mmproj.clip(name)
+
+
+def _answers(table, model, media, cases):
+    """Greedy tokens after each prompt: prompts in chunks, then one token of all of them at a time."""
+    encoders = Encoders(media, table, activations="float")
+    lanes = Lanes(
+        model, table, context_len=96, chunk=16, n_seqs=len(cases), page=32, largest_image=16, replay=False,
+        activations="float", kv_type="f32",
+    )  # fmt: skip
+    found = []
+    for lane, case in enumerate(cases):
+        soft = [
+            SoftTokens(start, encoders.run(*_piece(name)), name in tiny_mmproj.CANVASES)
+            for start, name in zip(case["starts"], case["media"], strict=True)
+        ]
+        found.append([int(lanes.prefill(case["tokens"], lane=lane, soft=soft).argmax())])
+    for _ in range(N_NEW - 1):
+        rows = lanes.extend([(lane, tokens[-1:]) for lane, tokens in enumerate(found)])
+        for tokens, row in zip(found, rows, strict=True):
+            tokens.append(int(row.argmax()))
+    return found
+
+
+@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+def test_the_tokens_that_follow(family, files, executor):
+    model, media = load_model(files[family][0]), load_media(files[family][1])
+    every = tiny_prompts.cases(family)
+    cases = [every[name] for name in PROMPTS if name in every][:3]
+    got = _answers(ops, model, media, cases)
+    for table in (fastpath.cpu, refimpl.ops):
+        assert got == _answers(table, model, media, cases)
+
+
+@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+def test_soft_tokens(family, activations, files, executor):
+    """All that is traced: against the definitions; with rounded activations, against the CPU's kernels."""
+    media = load_media(files[family][1])
+    for name in ("wide", *(("ragged",) if media.audio else ())):
+        kind, piece = _piece(name)
+        traces = []
+        for table in (ops, fastpath.cpu if activations == "int8" else refimpl.ops):
+            seen = []
+            rows = Encoders(media, table, activations=activations).run(
+                kind, piece, lambda key, x, seen=seen: seen.append((key, np.array(x)))
+            )
+            traces.append([*seen, ("rows", rows)])
+        assert [key for key, _ in traces[0]] == [key for key, _ in traces[1]]
+        for (key, got), (_, want) in zip(*traces, strict=True):
+            assert goldens.max_abs_in_deviations(got, want) <= ORACLE_F32_ABS, f"{name}: {key}"

@@ -1,0 +1,37 @@
+"""Every kernel loads whole sectors and has no bank conflicts, or it is said here why not."""
+
+import pytest
+
+from fastpath.cuda import device, table
+from tests.cuda import cases
+from tests.gpu_on_cpu.traffic import Profiler
+
+# Beginning of a kernel's name: (efficiency of its worst load, why that is no loss)
+EXPLAINED = {
+    "attention_part_f32": (0.5, "a lane's 8 floats are two loads; the second finds its sectors in L1"),
+    "attention_part_q": (0.93, "scales of a position, two bytes of a tile: at times in two sectors"),
+    "write_kv_q4_0": (0.06, "the other half of a byte that is written; a read per key that is stored"),
+    "conv2d": (0.15, "neighbours and weights come from L1: each is read 9 times"),
+    "causal_conv": (0.33, "weights of a channel lie side by side: most of them come from L1"),
+    "embed": (0.42, "scales of one row of a tile's four: 16 bytes of a row, once a token"),
+    "spread": (0.5, "16-byte pieces of activations; the block reads the rest of their sectors from L1"),
+    "many": (0.2, "a scale per token and step: the next steps' lie in the same sector, in L1"),
+    "route": (0.14, "scales of the chosen experts, wherever they lie: 8 of them a token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", table.KERNELS)
+def test_memory(name):
+    with device.use(Profiler()) as profiler:
+        cases.call_of(name)()
+    least = min([bound for start, (bound, _) in EXPLAINED.items() if name.startswith(start)], default=1)
+    for site in profiler.sites[name]:
+        if site.space == "shared":
+            assert site.efficiency == 1, f"bank conflicts: {site}"
+        elif site.instruction.startswith("ld."):
+            assert site.efficiency >= least, f"sectors of which parts are used: {site}"
+
+
+def test_explanations_are_used():
+    for start in EXPLAINED:
+        assert any(name.startswith(start) for name in table.KERNELS), f"no kernel is called {start}..."

@@ -1,0 +1,116 @@
+"""Predictions: occupancy and time by hand arithmetic; launches as they are; the page as it is written."""
+
+import numpy as np
+import pytest
+
+from fastpath.bench.blank import blank
+from fastpath.cuda import device, layout, limits, linear, ops, rehearsal
+from fastpath.cuda.rehearsal import Call
+from fastpath.lanes import Lanes
+from quant import FORMATS
+from refimpl.batch import make_batch
+from tests import strategies
+from tests.gpu_on_cpu import devices, launching, needs
+from tests.gpu_on_cpu.traffic import Profiler
+
+CODE = limits.Code(64, 16 << 10)
+
+
+@pytest.mark.parametrize(
+    "registers, shared, threads, blocks",
+    [
+        (64, 0, 256, 4),  # 65,536 / (64 * 256)
+        (65, 0, 256, 3),  # 72 are given out
+        (32, 0, 256, 8),  # 64 warps
+        (16, 0, 32, 32),
+        (32, 56 << 10, 256, 4),  # 228 KB / 57
+        (128, 46848, 256, 2),
+    ],
+)
+def test_occupancy(registers, shared, threads, blocks):
+    assert limits.blocks_per_multiprocessor(limits.Code(registers, shared), threads) == blocks
+
+
+def _launch(name, T, M, C):
+    """A product on arrays without memory."""
+    noted = rehearsal.Rehearsal()
+    weight = strategies.random_blocks(np.random.default_rng(0), FORMATS[name], 4, C)
+    weight = type(weight)(weight.format, (M, C), np.broadcast_to(weight.data[:1], (M, weight.row_bytes)))
+    with device.use(noted):
+        linear.linear(noted.empty((T, C), np.float32), noted.matrix(weight), "int8")
+    return noted, noted.launches[-1]
+
+
+def test_a_product_by_hand():
+    """8,192 rows of 8,192 columns of Q8_0: 71.3 MB; 2,048 blocks, four of which fit a multiprocessor."""
+    noted, launch = _launch("Q8_0", 1, 8192, 8192)
+    p = limits.predict(launch, noted, Call(1), lambda kernel: CODE, lambda kernel, tokens: 100.0)
+    # a plane that a format does not have is one number: 4 + 2 bytes
+    assert p.memory_bytes == 8192 * 8192 * 34 // 32 + 6
+    assert p.ops == 2 * 8192 * 8192 and p.warps == 32 and p.limit == "memory"
+    assert p.waves == pytest.approx(2048 / 528)
+    assert p.in_flight == 528 * 8 * 2 * 1088 + pytest.approx(0, abs=10)
+    stream = p.memory_bytes / (4.8e12 * 0.92) * (1 + 0.5 / p.waves)
+    assert p.seconds == pytest.approx(1.2e-6 + 0.65e-6 + 0.25e-6 + stream)
+
+
+def test_few_blocks_keep_too_little_on_its_way():
+    noted, launch = _launch("Q8_0", 1, 256, 8192)  # 64 blocks of 8 warps, two steps of each
+    p = limits.predict(launch, noted, Call(1), lambda kernel: CODE, lambda kernel, tokens: 0.0)
+    assert (
+        p.in_flight == pytest.approx(64 * 8 * 2 * 1088, rel=1e-3)
+        and p.in_flight < limits.H200.wanted_in_flight
+    )
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q6_K"])
+def test_bytes_are_those_that_warps_read(name):
+    """Sectors of weights as the executor counts them, against the bytes that predictions go by."""
+    weight = layout.device_matrix(strategies.weights(np.random.default_rng(0), FORMATS[name], 8, 4096))
+    with device.use(Profiler()) as profiler:
+        linear.linear(strategies.normal(np.random.default_rng(1), 1, 4096), weight, "int8")
+    sites = profiler.sites[f"linear_{name.lower()}"]
+    large = [s for s in sites if "no_allocate" in s.instruction]
+    assert sum(s.requests * s.cost * 32 for s in large) == weight.low.nbytes + weight.high.nbytes * (
+        weight.high.size > 1
+    )
+
+
+def test_launches_are_those_of_a_real_call():
+    """The same kernels as often, on arrays without memory and on an executor."""
+    from fastpath.bench import device_models
+
+    model = device_models.small_model(device_models.SMALL["dense, k = v"], "Q8_0")
+    once = devices.executor_one((launching.LOCKSTEP,))
+    with device.use(once):
+        lanes = Lanes(model, ops, context_len=64, chunk=32, page=32, replay=False)
+        lanes.forward(make_batch([(0, 0, [3], "last")]))
+    noted, found = rehearsal.of(model, Call(1)), {}
+    for launch in noted.launches:
+        found[launch.kernel.name] = found.get(launch.kernel.name, 0) + 1
+    assert found == once.launched
+
+
+def test_fusion_keeps_weights():
+    """A fused step reads what the launches read that it stands for."""
+    model = blank("26B-A4B:Q4_K_M")
+    steps = [
+        limits.predict_step(
+            model, Call(1, 1, 1024), lambda kernel: CODE, lambda kernel, tokens: 0.0, fused=fused
+        )
+        for fused in (False, True)
+    ]
+    one_by_one, fused = steps
+    assert len(fused.predictions) < len(one_by_one.predictions) / 3
+    assert fused.memory_bytes == pytest.approx(one_by_one.memory_bytes, rel=1e-6)
+    assert fused.seconds < one_by_one.seconds
+
+
+@pytest.mark.slow
+def test_page():
+    """docs/gpu.md holds what the command writes."""
+    if needs.missing_assembler():
+        pytest.skip(needs.missing_assembler())
+    from tests.gpu_on_cpu import predict
+
+    assert predict.between_markers(predict.PAGE.read_text()) == predict.page().strip()

@@ -1,0 +1,122 @@
+"""Products with quantised matrices, and rows of tables, equal their definitions in every bit."""
+
+import numpy as np
+import pytest
+
+import refimpl.ops
+from fastpath.cuda import device, layout, linear, ops, quantize
+from quant import FORMATS
+from refimpl.ops import integer
+from tests import strategies, tolerances
+from tests.cuda.executors import EXECUTORS
+
+INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
+OTHER_WAYS = (
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q6_K",
+    "MXFP4",
+    "F32",
+    "F16",
+    "BF16",
+    "IQ2_XS",
+)  # the last has no layout
+
+
+def _weight(rng, fmt, M, C, blocks):
+    return (strategies.random_blocks if blocks == "random" else strategies.weights)(rng, fmt, M, C)
+
+
+def _check_product(executor, x, weight):
+    with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
+        got = linear.linear(x, layout.device_matrix(weight), "int8")
+        np.testing.assert_array_equal(got, refimpl.ops.linear(x, weight, "int8"))
+
+
+def test_activations_with_infinities_and_nans():
+    rng = np.random.default_rng(5)
+    for name in ("Q4_0", "Q4_K"):
+        x = strategies.normal(rng, 3, 512)
+        x[0, 3], x[1, 300], x[2, 511] = np.inf, np.nan, -np.inf
+        _check_product("ir", x, strategies.weights(rng, FORMATS[name], 5, 512))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("block_size", [32, 256])
+def test_rounded_activations(block_size, executor):
+    """The border of nothing, denormals, NaN and infinity; sums; zeros behind the last column."""
+    rng = np.random.default_rng(block_size)
+    x = strategies.normal(rng, 7, 3 * 256)
+    x[1], x[2], x[3, 5], x[4, 300] = 0, x[2] * np.float32(1e-38), np.nan, np.inf
+    x[5, :32] = np.nextafter(np.float32(1e-30), np.float32(0))
+    x[6] = np.float32(1e-30)
+    x = np.ascontiguousarray(x[:, : 2 * 256 + block_size])
+    with np.errstate(all="ignore"), device.use(EXECUTORS[executor]):
+        got = quantize.round_activations(x, block_size)
+        q, scale = integer.round_activations(x, block_size)
+    C = x.shape[1]
+    pieces = got.q.reshape(len(x), -1, 2, 8, 16)  # halves of sub-blocks: first ones, second ones
+    got_q = np.ascontiguousarray(pieces.swapaxes(2, 3)).reshape(len(x), -1)
+    np.testing.assert_array_equal(got_q[:, :C], q.reshape(len(x), C))
+    np.testing.assert_array_equal(got.scale[:, : C // block_size], scale)
+    np.testing.assert_array_equal(got.sums[:, : C // 16], q.reshape(len(x), -1, 16).sum(-1, dtype=np.int32))
+    assert (
+        not got_q[:, C:].any()
+        and not got.scale[:, C // block_size :].any()
+        and not got.sums[:, C // 16 :].any()
+    )
+
+
+@pytest.mark.parametrize("op", ["linear", "expert_linear"])
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [*(("ir", name) for name in OTHER_WAYS), ("sm_90", "F16"), ("sm_90", "Q4_K"), ("sm_80", "Q5_1")],
+)
+def test_float_activations_and_experts(name, executor, op):
+    """Against the definition in float64, or in bits; experts of a token with one input, and with one each."""
+    fmt, rng = FORMATS[name], np.random.default_rng(sum(name.encode()))
+    C = fmt.block_size * {1: 301, 32: 9, 256: 3}[fmt.block_size]
+    for activations in ("int8", "float"):
+        for shape in ((6, C),) if op == "linear" else ((6, C), (6, 3, C)):
+            case = {"x": strategies.normal(rng, *shape), "activations": activations}
+            if op == "linear":
+                case["weight"] = strategies.weights(rng, fmt, 7, C)
+            else:
+                case["weight"] = strategies.weights(rng, fmt, 5, 9, C).take_rows(1, 8)
+                case["expert_ids"] = rng.integers(0, 5, (6, 3)).astype(np.int32)
+            with device.use(EXECUTORS[executor]):
+                got = getattr(ops, op)(**case)
+            exact = case if tolerances.is_exact(op, case) else {**case, "x": case["x"].astype(np.float64)}
+            tolerances.check(op, case, (got,), (getattr(refimpl.ops, op)(**exact),))
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_a_row_does_not_feel_its_batch(name):
+    """Bytes: of a token alone, among others, among many on tensor cores; of a weight row in another tile."""
+    fmt, rng = FORMATS[name], np.random.default_rng(1)
+    weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 7, 768)
+    with device.use(EXECUTORS["ir"]):
+        whole = linear.linear(x, layout.device_matrix(weight), "int8")
+        alone = linear.linear(x[5:6], layout.device_matrix(weight.take_rows(3, 10)), "int8")
+        many = linear.linear(np.concatenate([x, x, x]), layout.device_matrix(weight), "int8")
+    assert whole[5, 3:10].tobytes() == alone.tobytes() == many[19, 3:10].tobytes()
+
+
+@pytest.mark.parametrize("name", layout.CODINGS)
+def test_bytes_of_the_layout(name):
+    """Those of the file, and some more per block where 6-bit scales become bytes, or 8-bit powers 16 bits."""
+    fmt = FORMATS[name]
+    weight = strategies.weights(np.random.default_rng(0), fmt, 8, 1024)
+    n_blocks = 8 * 1024 // fmt.block_size
+    more = n_blocks * {"Q3_K": 4, "Q4_K": 4, "Q5_K": 4, "IQ4_XS": 10, "MXFP4": 1}.get(name, 0)
+    made = layout.device_matrix(weight)
+    unused = sum(plane.nbytes for plane in made.planes if plane.size == 1)
+    assert made.nbytes - unused == weight.nbytes + more
+
+
+def test_what_is_no_matrix():
+    rng = np.random.default_rng(0)
+    with pytest.raises(ValueError, match=r"blk\.0: shape \[32\], expected a matrix"):
+        weight = strategies.weights(rng, FORMATS["Q8_0"], 32)
+        layout.device_matrix(type(weight)(weight.format, weight.shape, weight.data, "blk.0"))

@@ -1,0 +1,127 @@
+"""The page of predictions: what each kernel should take on a card that nobody here has.
+
+    python -m tests.gpu_on_cpu.predict           prints it
+    python -m tests.gpu_on_cpu.predict --write   puts it into docs/gpu.md
+
+The model is fastpath/cuda/limits.py.  Registers and shared memory come from the assembler, instructions from
+executor two, launches from calls on arrays without memory (fastpath/cuda/rehearsal.py).
+"""
+
+import functools
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fastpath.bench.blank import blank
+from fastpath.bench.table import markdown
+from fastpath.cuda import device, layout, limits, linear
+from fastpath.cuda.rehearsal import Call
+from quant import FORMATS, QTensor
+from tests.gpu_on_cpu import sass
+from tests.gpu_on_cpu.traffic import Profiler
+
+PAGE = Path(__file__).parents[2] / "docs/gpu.md"
+BEGIN, END = "<!-- predictions: written by tests.gpu_on_cpu.predict -->", "<!-- end of predictions -->"
+MODELS = ("E4B:Q8_0", "26B-A4B:Q4_K_M")
+DEPTH = 1024
+CALLS = {
+    "1 row": Call(1, 1, DEPTH), "8 rows": Call(1, 8, DEPTH), "prefill of 512": Call(512),
+}  # fmt: skip
+ARCHITECTURE = (9, 0)
+LEAST_SHARE = 0.005  # of a step's time, for a line of its own
+
+
+@functools.cache
+def code_of(kernel) -> limits.Code:
+    made = sass.code(kernel, ARCHITECTURE)
+    return limits.Code(made.registers, made.shared)
+
+
+@functools.cache
+def issued(kernel: str, tokens: int) -> float:
+    """Instructions of all warps for a step: those of 12 more steps for each warp, divided."""
+    kind, _, coding = kernel.partition("_")
+    name = next(name for name in layout.CODINGS if name.lower() == coding)
+    few, many = (_count(kernel, kind, name, tokens, steps) for steps in (16, 32))
+    return (many - few) / 16 / (8 if kind == "many" else 1)  # a block of `many` has 8 tiles
+
+
+def _count(kernel, kind, name, tokens, steps):
+    rows = 32 if kind == "many" else 4
+    rng = np.random.default_rng(0)
+    weight = QTensor.from_array(rng.standard_normal((rows, steps * 256), np.float32), FORMATS[name])
+    x = rng.standard_normal((tokens, steps * 256), np.float32)
+    with device.use(Profiler(log=False)) as profiler:
+        linear.linear(x, layout.device_matrix(weight), "float" if kind == "float" else "int8")
+    return profiler.issued[kernel]
+
+
+def page() -> str:
+    steps = {
+        (spec, name, fused): limits.predict_step(blank(spec), call, code_of, issued, fused=fused)
+        for spec in MODELS
+        for name, call in CALLS.items()
+        for fused in ((True, False) if call.n_rows <= limits.MOST_FUSED else (False,))
+    }
+    parts = [_summary(steps)]
+    for (spec, name, fused), step in steps.items():
+        if fused or name not in ("1 row", "8 rows"):
+            parts += [f"#### {spec.replace(':', ' ')}, {name}", _kernels(step)]
+    return "\n\n".join(parts)
+
+
+def _summary(steps) -> str:
+    head = ["model", "call", "launches", "GB", "roofline ms", "predicted ms", "share %", "tokens/s"]
+    lines = [
+        [
+            spec.replace(":", " "), name + ("" if fused else ", not fused"), str(len(step.predictions)),
+            f"{step.memory_bytes / 1e9:.2f}", f"{1e3 * step.roofline_s():.2f}", f"{1e3 * step.seconds:.2f}",
+            f"{100 * step.share():.0f}", f"{step.tokens_per_s:.0f}",
+        ]
+        for (spec, name, fused), step in steps.items()
+    ]  # fmt: skip
+    return markdown([head, *lines], 2)
+
+
+def _kernels(step) -> str:
+    groups: dict[tuple, list] = {}
+    for p in step.predictions:
+        groups.setdefault((title(p.name), p.memory_bytes, p.ops), []).append(p)
+    head = "kernel limit times MB Mop registers shared warps waves in-flight-MB us ms-in-all".split()
+    lines, rest, n_rest = [], 0.0, 0
+    for (name, _, _), found in sorted(groups.items(), key=lambda item: -len(item[1]) * item[1][0].seconds):
+        p, total = found[0], sum(p.seconds for p in found)
+        if total < LEAST_SHARE * step.seconds:
+            rest, n_rest = rest + total, n_rest + len(found)
+            continue
+        lines.append([
+            name, p.limit, str(len(found)), f"{(p.memory_bytes + p.cache_bytes) / 1e6:.2f}",
+            f"{p.ops / 1e6:.1f}", str(p.registers), str(p.shared), str(p.warps), f"{p.waves:.2f}",
+            f"{p.in_flight / 1e6:.2f}", f"{1e6 * p.seconds:.2f}", f"{1e3 * total:.3f}",
+        ])  # fmt: skip
+    lines.append(["others", "", str(n_rest), *[""] * 8, f"{1e3 * rest:.3f}"])
+    return markdown([[word.replace("-", " ") for word in head], *lines], 2)
+
+
+def title(name: str) -> str:
+    """Without the digest of a fused kernel."""
+    return re.sub(r"(^fused_.*)_[0-9a-f]{6}$", r"\1", name)
+
+
+def between_markers(text: str) -> str:
+    return text.split(BEGIN)[1].split(END)[0].strip()
+
+
+def main() -> None:
+    made = page()
+    if "--write" not in sys.argv:
+        print(made)
+        return
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()

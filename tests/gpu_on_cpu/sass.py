@@ -1,0 +1,119 @@
+"""From PTX to machine code without a device: registers, spills, and which instructions are there."""
+
+import collections
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.gpu_on_cpu import offline
+
+# float64 arithmetic comes from a literal or an integer that nobody wrapped in float32; local memory from
+# an array whose index is not known at compile time.
+FORBIDDEN = ("DADD", "DMUL", "DFMA", "LDL", "STL")
+
+
+class Code(NamedTuple):
+    registers: int
+    spills: int  # bytes, stores and loads
+    stack: int  # bytes
+    shared: int  # bytes
+    mnemonics: collections.Counter
+
+
+@functools.cache
+def tool(name):
+    """Path of a CUDA tool: of a wheel, or of an installed toolkit."""
+    site = Path(sysconfig.get_path("purelib"))
+    found = sorted(site.glob(f"nvidia/*/bin/{name}"))
+    return str(found[0]) if found else shutil.which(name)
+
+
+def code(kernel, architecture):
+    """Assemble a kernel for an architecture such as (9, 0)."""
+    return codes([kernel], architecture)[0]
+
+
+def codes(kernels, architecture):
+    """The same of several at once: most of the time goes to starting the tools."""
+    texts = [offline.to_ptx(k.function, k.signature, architecture, k.bounds) for k in kernels]
+    names = [re.search(r"\.entry\s+([\w$]+)", text)[1] for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = Path(folder) / "kernels.ptx", Path(folder) / "kernels.cubin"
+        text.write_text(_in_one(texts))
+        said = _run(tool("ptxas"), "-v", f"-arch=sm_{architecture[0]}{architecture[1]}", text, "-o", binary)
+        listing = _run(tool("cuobjdump"), "-sass", binary)
+    reports = _parts(r"Compiling entry function '([\w$]+)'", said)
+    listings = _parts(r"Function : ([\w$]+)", listing)
+    return [_code_of(reports[name], listings[name]) for name in names]
+
+
+DECLARED = re.compile(
+    r"^(?:\.(?:visible|common|extern|weak|entry) ?)*"
+    r"\.(?:global|shared|const|func)\b[^;={(]*?(?:\([^)]*\) )?([\w$]+)(?:\[\d*\])?\s*(?=[;=(])",
+    re.M,
+)
+
+
+def _in_one(texts):
+    """One module of several: what they declare beside their kernels gets names of its own."""
+    parts = []
+    for number, text in enumerate(texts):
+        text = re.sub(r"^\.common [^\n]*NumbaEnv[^\n]*\n", "", text, flags=re.M)
+        for name in set(DECLARED.findall(text)):
+            text = re.sub(rf"(?<![\w$]){re.escape(name)}(?![\w$])", f"{name}_of_{number}", text)
+        parts.append(
+            text if not parts else re.sub(r"^\.(?:version|target|address_size)[^\n]*$", "", text, flags=re.M)
+        )
+    return "\n".join(parts)
+
+
+def _parts(heading, text):
+    """{name in the heading: the text up to the next one}"""
+    pieces = re.split(heading, text)
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _code_of(said, listing):
+    def number(pattern):
+        found = re.search(pattern, said)
+        return int(found[1]) if found else 0
+
+    spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
+    opcode = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]+)"
+    return Code(
+        number(r"Used (\d+) registers"), spills, number(r"(\d+) bytes stack frame"),
+        number(r"(\d+) bytes smem"),
+        collections.Counter(re.findall(opcode, listing)),
+    )  # fmt: skip
+
+
+def _run(*command):
+    path = os.pathsep.join([str(Path(command[0]).parent), os.environ["PATH"]])  # cuobjdump calls nvdisasm
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {(done.stdout + done.stderr)[:2000]}")
+    return done.stdout + done.stderr
+
+
+def faults(kernel, architecture, made=None):
+    """One line for everything that is wrong with a kernel's machine code; made: what `codes` gave for it."""
+    made = made or code(kernel, architecture)
+
+    def has(beginning):
+        return any(name.startswith(beginning) for name in made.mnemonics)
+
+    lines = [f"no {wanted}" for wanted in kernel.wants if not has(wanted)]
+    lines += [f"{name} is there" for name in FORBIDDEN if has(name)]
+    if made.spills or made.stack:
+        lines.append(f"{made.spills} bytes spilled, {made.stack} bytes of stack")
+    if made.registers > kernel.registers:
+        lines.append(f"{made.registers} registers, {kernel.registers} are allowed")
+    return lines
