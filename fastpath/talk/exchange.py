@@ -35,7 +35,7 @@ from fastpath.talk.worker import Heard, Ticket, Worker
 from refimpl.batch import SoftTokens
 from refimpl.frontend.constraint import All, Constraint, MinTokens
 from refimpl.frontend.dialects import Media, media_of
-from refimpl.frontend.grammar import Grammars, tool_calls
+from refimpl.frontend.grammar import Grammar, Grammars, tool_calls
 from refimpl.frontend.image import BUDGETS, DEFAULT_BUDGET
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
@@ -105,7 +105,7 @@ class Exchange:
         self.grammars = Grammars(self.tokenizer)
         self._kept = KeptAnswers()
         self._post: Post | None = None
-        self._lock = threading.Lock()  # of kept answers and kept grammars
+        self._lock = threading.Lock()  # of kept answers; event loops take it: nothing long is done under it
 
     # Before an answer.
 
@@ -236,11 +236,9 @@ class Exchange:
                     budget=budget,
                 )
             )
-        wanted = options.tools, options.choice, options.schema, options.schema_field
-        grammar = options.grammar or tool_calls(*wanted)
+        grammar = _form(options)
         if grammar is not None:
-            with self._lock:
-                parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))
+            parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))
         if options.min_tokens:
             parts.append(MinTokens(options.min_tokens, self.tokenizer.eog_ids))
         return All(*parts) if parts else None
@@ -333,6 +331,17 @@ class Talk:
         if not self._is_left:
             self._is_left = True
             self._exchange._leave(self.prompt, self._answers, self._ticket)
+
+
+def _form(options: Options) -> Grammar | None:
+    """The one form that the answer is to have: what asks for two cannot be promised both."""
+    called = tool_calls(options.tools, options.choice, options.schema, options.schema_field)
+    if options.grammar is not None and called is not None:
+        raise ValueError(
+            f"{options.grammar.field}: a form of the answer beside {called.field}, which asks for another; "
+            "expected one of them"
+        )
+    return options.grammar or called
 
 
 def _are_objects(messages: Any) -> bool:

@@ -14,8 +14,9 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Semaphore, Thread
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from refimpl.frontend.tool_grammar import body_grammar, calls_grammar
 MAX_SPACE = 16  # white space between two tokens of JSON: an answer of spaces without end is none
 MAX_SOURCE = 1 << 20
 KEPT_GRAMMARS = 64
+COMPILE_S = 10.0  # the library takes 1 s for a schema of 2000 patterns, and no end for some of forty
+COMPILERS, PATIENCE_S = 2, 2.0  # grammars that are compiled at the same time, and how long others wait
 MAX_ROLLBACK = 64  # tokens; drafts are shorter
 # What each byte of a bit mask leaves of eight logits: 0.13 ms a vocabulary, masks of booleans 1.3 ms.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -137,7 +140,7 @@ def _line(text: str) -> str:
 
 
 class Grammars:
-    """Grammars over the vocabulary of one model.
+    """Grammars over the vocabulary of one model; any thread may ask for one.
 
     Setting the vocabulary up takes 1.1 s, and the library has no form of it to keep on disk.  `prepare` does
     it in the background, or the first grammar does; for most of that second no other Python code runs, so a
@@ -147,7 +150,8 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._vocabulary: Future[Any] | None = None
-        self._lock = Lock()
+        self._lock = Lock()  # of what is kept; not held while anything is compiled
+        self._compilers = Semaphore(COMPILERS)
         self._kept: OrderedDict[str, Any] = OrderedDict()  # matchers at their start, by source
 
     def prepare(self) -> Future[Any]:
@@ -166,16 +170,43 @@ class Grammars:
         return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar.holds, prompt_ids, thinking)
 
     def _matcher(self, grammar: Grammar) -> Any:
-        matcher = self._kept.get(grammar.source)
+        with self._lock:
+            matcher = self._kept.get(grammar.source)
         if matcher is None:
-            matcher = _library().LLMatcher(self.prepare().result(), grammar.source, log_level=0)
+            matcher = self._compiled(grammar)
             if matcher.is_error():
                 problem = _line(matcher.get_error())
                 raise ValueError(f"{grammar.field}: {problem}; expected what llguidance can follow")
+        with self._lock:
             self._kept[grammar.source] = matcher
+            self._kept.move_to_end(grammar.source)
             while len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         return matcher
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        """In a thread of its own, since nothing can end the library: the time of some grammars doubles with
+        each pattern that must hold at once.  Who asked is not kept waiting, and neither is anybody else.
+        """
+        vocabulary, library, made = self.prepare().result(), _library(), Future[Any]()
+
+        def compile() -> None:
+            try:
+                made.set_result(library.LLMatcher(vocabulary, grammar.source, log_level=0))
+            except BaseException as error:
+                made.set_exception(error)
+            finally:
+                self._compilers.release()
+
+        if not self._compilers.acquire(timeout=PATIENCE_S):
+            raise ValueError(f"{grammar.field}: {COMPILERS} grammars are being compiled. Try again later")
+        Thread(target=compile, name="grammar", daemon=True).start()
+        try:
+            return made.result(COMPILE_S)
+        except TookTooLong:
+            raise ValueError(
+                f"{grammar.field}: not compiled after {COMPILE_S:g} s, expected fewer patterns or choices"
+            ) from None
 
 
 def _library() -> Any:

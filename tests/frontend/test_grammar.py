@@ -513,3 +513,20 @@ def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match="llguidance is not installed"):
         Grammars(small()).constraint(json_schema(PERSON))
+
+
+def test_a_grammar_that_is_never_done_keeps_nobody_waiting(monkeypatch):
+    """Each pattern that must hold at once doubles the library's time; others are compiled meanwhile."""
+    monkeypatch.setattr("refimpl.frontend.grammar.COMPILE_S", 0.2)
+    monkeypatch.setattr("refimpl.frontend.grammar.PATIENCE_S", 0.1)
+    grammars = Grammars(small())
+    grammars.prepare().result()
+    slow = [{"allOf": [{"pattern": f"a{{{k}}}.*b{{{k}}}"} for k in range(1, n)]} for n in (20, 21)]
+    with pytest.raises(ValueError, match=r"^response_format: not compiled after 0.2 s, expected fewer"):
+        grammars.constraint(json_schema({"type": "string", **slow[0]}))
+    assert grammars.constraint(regex("b+")) is not None
+    with pytest.raises(ValueError, match="not compiled"):
+        grammars.constraint(json_schema({"type": "string", **slow[1]}))
+    with pytest.raises(ValueError, match=r"^regex: 2 grammars are being compiled. Try again later$"):
+        grammars.constraint(regex("c+"))
+    assert grammars.constraint(regex("b+")) is not None  # it is kept

@@ -39,6 +39,8 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {"messages": QUESTION, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"messages": QUESTION, "grammar": "root ::= ("}, "grammar"),
     (CHAT, {"messages": QUESTION, "regex": "("}, "regex"),
+    (CHAT, {"messages": QUESTION, "regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+    (CHAT, {"messages": QUESTION, "grammar": 'start: "a"', "tools": [{"name": "f"}]}, "grammar"),
     (CHAT, {"messages": QUESTION, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"messages": QUESTION, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": QUESTION, "functions": [{"name": "f"}]}, "functions"),
