@@ -103,6 +103,16 @@ class _Host(http.server.BaseHTTPRequestHandler):
                 for _ in range(100):
                     self.wfile.write(b"x")
                     time.sleep(0.02)
+        elif name == "slow-head":
+            with suppress(OSError):
+                for byte in b"HTTP/1.1 200 OK\r\nX-Long: " + 100 * b"x":
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.02)
+        elif name == "short":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"x" * 100)
         elif (self.folder / name).is_file():
             data = (self.folder / name).read_bytes()
             self.send_response(200)
@@ -336,7 +346,8 @@ def refused(url, **options):
 def test_private_addresses_are_not_asked():
     places = ("127.0.0.1:1", "localhost", "[::1]", "10.1.2.3", "169.254.169.254", "[::ffff:127.0.0.1]",
               "0.0.0.0", "[fe80::1]", "[fc00::1]", "192.168.1.1", "100.64.0.1", "2130706433", "127.1",
-              "224.0.0.1")  # fmt: skip
+              "224.0.0.1", "[64:ff9b::10.0.0.1]", "[64:ff9b:1::1]", "[2002:7f00:1::]", "[::127.0.0.1]",
+              "[fec0::1]", "[ff0e::1]")  # fmt: skip
     for place in places:
         assert "in a private place" in refused(f"http://{place}/x"), place
     assert "expected http" in refused("ftp://example.org/") and "expected http" in refused("http:///x")
@@ -379,6 +390,8 @@ def test_what_is_missing_large_or_slow_is_given_up(host):
     assert "404" in refused(f"{there}/none")
     assert "more than 100 bytes" in refused(f"{there}/photo.png", max_bytes=100)
     began = time.monotonic()
-    assert re.search(r"took more than 0\.2 s", refused(f"{there}/slow", total_s=0.2))
+    for place in ("slow", "slow-head"):
+        assert re.search(r"took more than 0\.2 s", refused(f"{there}/{place}", total_s=0.2))
     assert time.monotonic() - began < 1.5
+    assert "900 bytes early" in refused(f"{there}/short")
     assert refused(f"http://{PUBLIC}:1/x")
