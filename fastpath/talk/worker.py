@@ -190,9 +190,10 @@ class Worker:
         error.__cause__ = cause
         with self._changed:
             ids = list(self._listeners)
+        ends: list[Event] = [Finished(id, "error", self.engine.usage(id), error) for id in ids]
         for id in ids:
-            self.engine.abort(id)
-        return [Finished(id, "error", self.engine.usage(id), error) for id in ids]
+            self.engine.abort(id)  # the last: of many results the engine forgets the first
+        return ends
 
     def _tell(self, event: Event) -> Ticket | None:
         last = event if isinstance(event, Finished) else None
