@@ -39,7 +39,7 @@ from refimpl.frontend.grammar import Grammar, Grammars, tool_calls
 from refimpl.frontend.image import BUDGETS, DEFAULT_BUDGET
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
-from refimpl.frontend.splice import KeptAnswers
+from refimpl.frontend.splice import Conversation, KeptAnswers
 from refimpl.frontend.thinking import ThoughtLimits
 
 Fetch = Callable[[Media], bytes]
@@ -68,14 +68,14 @@ class Prompt:
 
     ids       of the whole conversation
     soft      its images and sounds
-    messages  what it was made of; of a raw prompt None
+    asked     the messages that it was made of; of a raw prompt None
     notes     what its client should know, as that the end of a sound is not heard
     """
 
     ids: Sequence[int]
     options: Options
     soft: Sequence[SoftTokens] = ()
-    messages: Sequence[Mapping[str, Any]] | None = None
+    asked: Conversation | None = None
     constraint: Constraint | None = field(default=None, repr=False)
     notes: Sequence[str] = ()
 
@@ -121,7 +121,8 @@ class Exchange:
         """
         self.worker.check_room()
         opened = self._opened(messages, options, fetch)
-        ids = self.render(messages, options, [each.input.part for each in opened])
+        asked = Conversation(messages if _are_objects(messages) else ())
+        ids = self._rendered(messages, asked, options, [each.input.part for each in opened])
         soft: Sequence[SoftTokens] = ()
         if opened and options.n_prompt_logprobs is not None:
             raise ValueError(
@@ -138,7 +139,7 @@ class Exchange:
         options = self._bounded(ids, options)
         notes = [note for each in opened for note in each.input.notes]
         constraint = self._constraint(ids, options, is_chat=True)
-        return Prompt(ids, options, soft, messages, constraint, notes)
+        return Prompt(ids, options, soft, asked, constraint, notes)
 
     def prepare_raw(self, prompt: str | Sequence[int], options: Options, where: str = "prompt") -> Prompt:
         """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does.
@@ -171,8 +172,18 @@ class Exchange:
         self, messages: Sequence[Mapping[str, Any]], options: Options, media: Sequence[MediaPart] = ()
     ) -> list[int]:
         """The ids of a conversation; ids of earlier answers are what they were."""
+        asked = Conversation(messages if _are_objects(messages) else ())
+        return self._rendered(messages, asked, options, media)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        asked: Conversation,
+        options: Options,
+        media: Sequence[MediaPart],
+    ) -> list[int]:
         with self._lock:
-            written = self._kept.find(messages) if _are_objects(messages) else {}
+            written = self._kept.find(asked)
         tools = options.tools if options.choice.mode != "none" else ()
         return self.template.render_ids(
             self.tokenizer,
@@ -291,11 +302,11 @@ class Exchange:
     def _leave(self, prompt: Prompt, answers: Answers, ticket: Ticket) -> None:
         if not answers.are_over:
             ticket.cancel()
-        if prompt.messages is None:
+        if prompt.asked is None:
             return
         with self._lock:
             for message, written in answers.whole():
-                self._kept.keep(prompt.messages, message, written)
+                self._kept.keep(prompt.asked, message, written)
 
 
 class Talk:
