@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from fastpath import engine as many
-from fastpath.media import Encoders
+from fastpath.media import Encoders, Opened
 from fastpath.talk.answers import Answers
 from fastpath.talk.events import Options, Said
 from fastpath.talk.post import Post
@@ -45,6 +45,7 @@ from refimpl.frontend.thinking import ThoughtLimits
 Fetch = Callable[[Media], bytes]
 DETAILS = {"low": min(BUDGETS), "high": max(BUDGETS)}  # soft tokens of an image
 MAX_MEDIA = 64  # images, sounds and videos of one request
+MAX_FETCHED = 128 << 20  # bytes of those of them that lie elsewhere
 
 
 class ContextOverflow(ValueError):
@@ -131,7 +132,7 @@ class Exchange:
             )
         if opened:
             ids, starts = locate(ids, self.tokenizer, [each.input.part for each in opened])
-        self._check_room(ids)
+        self._check_room(len(ids))
         if opened:
             assert self.encoders is not None
             futures = [self.worker.call(partial(self.encoders.encode, each)) for each in opened]
@@ -157,7 +158,7 @@ class Exchange:
                 self.worker.engine.lanes.model.check_ids(ids)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
-        self._check_room(ids, where)
+        self._check_room(len(ids), where)
         options = self._bounded(ids, options)
         return Prompt(ids, options, (), None, self._constraint(ids, options, is_chat=False))
 
@@ -196,7 +197,7 @@ class Exchange:
             continue_final=options.continue_final,
         )
 
-    def _opened(self, messages: Any, options: Options, fetch: Fetch | None) -> list[Any]:
+    def _opened(self, messages: Any, options: Options, fetch: Fetch | None) -> list[Opened]:
         """What stands in the messages, decoded; their faults are for the template to find."""
         found = media_of(messages) if _are_objects(messages) else []
         if not found:
@@ -210,24 +211,24 @@ class Exchange:
             raise ValueError(
                 f"messages: {len(found)} images, sounds and videos, expected at most {MAX_MEDIA}"
             )
-        opened = []
+        opened: list[Opened] = []
+        n_fetched = n_soft = 0
         for item in found:
             data = item.data
             if data is None:
-                if fetch is None:
-                    raise ValueError(
-                        f"{item.where}: a URL, expected the content itself (base64 or a data URL)"
-                    )
-                data = fetch(item)
+                data = _fetched(item, fetch, MAX_FETCHED - n_fetched)
+                n_fetched += len(data)
             kind: Kind = item.kind  # type: ignore[assignment]
             budget = DETAILS.get(item.detail) or options.image_tokens or self.image_budget
             how = partial(self.encoders.open, budget=budget, sampling=self.sampling)
             opened.append(how(kind, data, name=item.where))
+            n_soft += sum(opened[-1].input.part.counts)
+            self._check_room(n_soft)  # before the next is decoded: of each, the pixels are held
         return opened
 
-    def _check_room(self, ids: Sequence[int], where: str = "messages") -> None:
-        if len(ids) >= self.context_len:
-            raise ContextOverflow(len(ids), self.context_len, where)
+    def _check_room(self, n: int, where: str = "messages") -> None:
+        if n >= self.context_len:
+            raise ContextOverflow(n, self.context_len, where)
 
     def _bounded(self, ids: Sequence[int], options: Options) -> Options:
         room = self.context_len - len(ids)
@@ -342,6 +343,15 @@ class Talk:
         if not self._is_left:
             self._is_left = True
             self._exchange._leave(self.prompt, self._answers, self._ticket)
+
+
+def _fetched(item: Media, fetch: Fetch | None, most: int) -> bytes:
+    if fetch is None:
+        raise ValueError(f"{item.where}: a URL, expected the content itself (base64 or a data URL)")
+    data = fetch(item)
+    if len(data) > most:
+        raise ValueError(f"{item.where}: with those before it more than {MAX_FETCHED} bytes are elsewhere")
+    return data
 
 
 def _form(options: Options) -> Grammar | None:

@@ -15,6 +15,7 @@ import pytest
 
 from fastpath.cli.__main__ import main
 from fastpath.load import load_model
+from fastpath.media import Encoders
 from fastpath.server.fetch import Fetcher, public_address
 from refimpl.frontend.dialects import Media
 from refimpl.media_tensors import load_media
@@ -321,6 +322,25 @@ def test_a_cut_file_is_told_with_its_place(seeing, folder):
 def test_too_many_are_refused(seeing, folder):
     answer = chat(seeing, *[image(folder, "photo.png")] * 65)
     assert answer.status_code == 400 and "65 images" in answer.json()["error"]["message"]
+
+
+def test_what_the_context_cannot_hold_is_not_decoded(seeing, folder, monkeypatch):
+    opened = []
+    real = Encoders.open
+    monkeypatch.setattr(Encoders, "open", lambda *a, **o: opened.append(o["name"]) or real(*a, **o))
+    answer = chat(seeing, *[image(folder, "photo.png")] * 60)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] >= error["n_ctx"] and len(opened) < 60
+
+
+def test_what_lies_elsewhere_is_bounded_as_a_whole(seeing, folder, host, monkeypatch):
+    size = (folder / "photo.png").stat().st_size
+    monkeypatch.setattr("fastpath.talk.exchange.MAX_FETCHED", 2 * size)
+    there = f"http://{PUBLIC}:{host}/photo.png"
+    assert chat(seeing, *[image(folder, None, there)] * 2).status_code == 200
+    error = chat(seeing, *[image(folder, None, there)] * 3).json()["error"]
+    assert error["param"] == "messages[0].content[2].image_url.url"
 
 
 def test_without_the_flag_nothing_is_fetched(folder, host):
