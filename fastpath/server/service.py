@@ -150,7 +150,10 @@ class Service:
             answers = await unless_gone(request, self._collected(talk, n))
         finally:
             talk.leave()
-        return JSON(make(answers), headers=_notes(prompt))
+        headers = _notes(prompt)
+        if any(answer.prompt_logprobs for answer in answers):  # those of a long prompt take seconds to write
+            return await self.in_thread(lambda: JSON(make(answers), headers=headers))
+        return JSON(make(answers), headers=headers)
 
     def _begun(self, prompt: Prompt | list[Prompt]) -> Talk | Several:
         if self.settings.log_prompts:

@@ -44,6 +44,7 @@ from refimpl.frontend.thinking import ThoughtLimits
 
 Fetch = Callable[[Media], bytes]
 DETAILS = {"low": min(BUDGETS), "high": max(BUDGETS)}  # soft tokens of an image
+MAX_MESSAGES = 4096  # published templates compare each with those before it: 17 s for so many
 MAX_MEDIA = 64  # images, sounds and videos of one request
 MAX_FETCHED = 128 << 20  # bytes of those of them that lie elsewhere
 
@@ -183,6 +184,8 @@ class Exchange:
         options: Options,
         media: Sequence[MediaPart],
     ) -> list[int]:
+        if len(asked.keys) > MAX_MESSAGES:
+            raise ValueError(f"messages: {len(messages)} messages, expected at most {MAX_MESSAGES}")
         with self._lock:
             written = self._kept.find(asked)
         tools = options.tools if options.choice.mode != "none" else ()

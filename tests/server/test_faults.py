@@ -19,6 +19,7 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": "Hi"}, "messages"),
+    (CHAT, {"messages": QUESTION * 4097}, "messages"),
     (CHAT, {"messages": [1]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
