@@ -58,6 +58,8 @@ class Guard:
                 return
             if scope["path"] not in OPEN:
                 self._check_key(headers)
+            if scope["method"] == "HEAD":  # as Ollama's own client greets; the server leaves the body out
+                scope = {**scope, "method": "GET"}
             await self._app(scope, self._bounded(headers, receive), send)
         except ApiError as error:  # of the three checks; those of the application are answered inside
             await response(HTTPConnection(scope), error)(scope, receive, send)
@@ -77,7 +79,11 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origins:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        try:
+            place = urlsplit(origin).netloc
+        except ValueError:
+            place = ""
+        if not place or place != headers.get("host"):
             message = f"origin {origin[:80]} is not allowed here. Start the server with --cors {origin[:80]}"
             raise ApiError(403, message, code="origin_not_allowed")
 

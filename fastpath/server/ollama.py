@@ -190,7 +190,8 @@ def _number(given: Mapping[str, Any], name: str, whole: bool = False) -> Any:
     whole = whole or name in _WHOLE
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and whole and not value.is_integer()):
         kind = "a whole number" if whole else "a number"
         raise ApiError(400, f"options.{name}: {str(value)[:80]}, expected {kind}", field=f"options.{name}")
     return int(value) if whole else value

@@ -60,7 +60,9 @@ class All:
 
 
 class MinTokens:
-    """The answer does not end before it has `n` tokens.
+    """The answer does not end before it has `n` tokens, unless nothing else may come: its form is complete.
+
+    The last of several constraints.
 
     ends  ids that end it
     """
@@ -70,7 +72,11 @@ class MinTokens:
 
     def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._n_so_far < self._n:
-            row[[i for i in self._ends if i < len(row)]] = -np.inf
+            ends = [i for i in self._ends if i < len(row)]
+            kept = row[ends]
+            row[ends] = -np.inf
+            if not (row > -np.inf).any():
+                row[ends] = kept
 
     def accept(self, token: int) -> None:
         self._n_so_far += 1

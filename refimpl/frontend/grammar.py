@@ -11,11 +11,14 @@ the grammar does not allow.  The grammar of calls that a model makes by itself i
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
 from threading import Lock, Semaphore, Thread
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +34,7 @@ MAX_SOURCE = 1 << 20
 KEPT_GRAMMARS = 64
 COMPILE_S = 10.0  # the library takes 1 s for a schema of 2000 patterns, and no end for some of forty
 COMPILERS, PATIENCE_S = 2, 2.0  # grammars that are compiled at the same time, and how long others wait
+MAX_MULTIPLE = 100_000  # of multipleOf: a state for each remainder, 0.2 s for so many, all memory for 2**31
 MAX_ROLLBACK = 64  # tokens; drafts are shorter
 # What each byte of a bit mask leaves of eight logits: 0.13 ms a vocabulary, masks of booleans 1.3 ms.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -109,7 +113,26 @@ def _grammar(grammar: Mapping[str, Any], field: str, holds: Literal["answer", "c
         source = json.dumps({"grammars": [grammar]})
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{field}: {_line(str(error))}; expected JSON of a few hundred levels") from None
+    _check_multiples(source, field)
     return Grammar(_checked(source, field), field, holds)
+
+
+_MULTIPLE = re.compile(r'"multipleOf\\*"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?)')
+
+
+def _check_multiples(source: str, field: str) -> None:
+    """Refuse divisors that may meet in one number with too large a common multiple (trailing zeros aside).
+
+    source  has schemas as JSON, or inside a text of a grammar, which escapes their quotes
+    """
+    divisors = set(map(Fraction, _MULTIPLE.findall(source)))
+    scale = lcm(*(each.denominator for each in divisors))  # a power of ten, or a part of one
+    common = lcm(*(int(each * scale) for each in divisors))
+    while common and common % 10 == 0:
+        common //= 10
+    if common > MAX_MULTIPLE:
+        shown = ", ".join(f"{float(each):g}" for each in sorted(divisors))[:80]
+        raise ValueError(f"{field}: multipleOf {shown}, expected a common multiple of at most {MAX_MULTIPLE}")
 
 
 def _bounded(schema: Any, field: str) -> Any:
@@ -167,7 +190,7 @@ class Grammars:
         self, grammar: Grammar, prompt_ids: Sequence[int] = (), *, thinking: bool = False
     ) -> GrammarConstraint:
         """A constraint that keeps an answer to a grammar; one that is none is a `ValueError` of one line."""
-        return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar.holds, prompt_ids, thinking)
+        return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar, prompt_ids, thinking)
 
     def _matcher(self, grammar: Grammar) -> Any:
         with self._lock:
@@ -269,17 +292,18 @@ class GrammarConstraint:
         self,
         tokenizer: Tokenizer,
         matcher: Any,
-        holds: Literal["answer", "call"],
+        grammar: Grammar,
         prompt_ids: Sequence[int],
         thinking: bool,
     ):
-        self._tokenizer, self._start, self._holds = tokenizer, matcher, holds
+        self._tokenizer, self._start, self._holds = tokenizer, matcher, grammar.holds
+        self._field = grammar.field
         names = ("<|channel>", "<channel|>", "<|tool_call>", "<|turn>")
         self._open, self._close, self._call, self._turn = map(tokenizer.id_of, names)
         self._name, self._n_named = tokenizer.encode("thought\n"), 0  # what follows `<|channel>`
         self._matcher = matcher.deep_copy()
-        self._state: _State = "free" if holds == "call" else "begin" if thinking else "armed"
-        if holds == "answer" and self._ends_inside(prompt_ids):
+        self._state: _State = "free" if self._holds == "call" else "begin" if thinking else "armed"
+        if self._holds == "answer" and self._ends_inside(prompt_ids):
             self._state = "thought"
         self._specials = np.array(tokenizer.special_ids, np.int64)
         self._steps: list[_Step] = []
@@ -314,7 +338,7 @@ class GrammarConstraint:
             return
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise ValueError(f"grammar: {_line(self._matcher.get_error())}; use a simpler grammar")
+            raise ValueError(f"{self._field}: {_line(self._matcher.get_error())}; use a simpler grammar")
         n = min(len(row), self._tokenizer.n_vocab)
         limits = _LIMITS.take(self._bits.view(np.uint8), axis=0).ravel()
         np.minimum(row[:n], limits[:n], out=row[:n])
@@ -339,7 +363,7 @@ class GrammarConstraint:
             took = True
             if not matcher.consume_token(int(token)):
                 raise ValueError(
-                    f"grammar: token {token} came, which it forbids: {_line(matcher.get_error())}"
+                    f"{self._field}: token {token} came, which it forbids: {_line(matcher.get_error())}"
                 )
             self._state = "free" if self._holds == "call" and matcher.is_accepting() else "armed"
         self._steps.append(_Step(before, matcher, took, n_named))
@@ -351,7 +375,7 @@ class GrammarConstraint:
         for _ in range(n):
             self._state, self._matcher, took, self._n_named = self._steps.pop()
             if took and not self._matcher.rollback(1):
-                raise ValueError(f"grammar: {_line(self._matcher.get_error())}")
+                raise ValueError(f"{self._field}: {_line(self._matcher.get_error())}")
 
     def fork(self) -> GrammarConstraint:
         other = object.__new__(GrammarConstraint)

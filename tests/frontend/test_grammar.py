@@ -484,7 +484,7 @@ def test_forks_go_their_own_ways():
 
 def test_a_token_that_is_not_allowed_is_an_error():
     constraint = GRAMMARS.constraint(json_schema(PERSON))
-    with pytest.raises(ValueError, match=r"^grammar: token \d+ came, which it forbids"):
+    with pytest.raises(ValueError, match=r"^response_format: token \d+ came, which it forbids"):
         constraint.accept(small().id_of("a"))
 
 
