@@ -196,6 +196,18 @@ def test_a_step_that_fails_ends_its_requests_and_no_later_ones(exchange, monkeyp
     assert whole(exchange)[1].message["content"] == ANSWER
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_leaves_nobody_waiting(exchange, monkeypatch):
+    """By a fault of its own: no step's, which it would survive."""
+    answer = exchange.answer(exchange.prepare(QUESTION, ENDLESS))
+    next(answer)
+    monkeypatch.setattr(exchange.worker, "_tell", lambda event: 1 / 0)
+    with pytest.raises(InternalError, match="thread has ended"):
+        list(answer)
+    with pytest.raises(Closing):
+        exchange.prepare(QUESTION, Options())
+
+
 def test_the_context_has_numbers(exchange):
     with pytest.raises(ContextOverflow, match=r"^messages: the prompt has \d+ tokens.* 4096"):
         exchange.prepare([{"role": "user", "content": "ab " * 4000}], Options())
