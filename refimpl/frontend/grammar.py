@@ -113,10 +113,11 @@ def _grammar(grammar: Mapping[str, Any], field: str, holds: Literal["answer", "c
         source = json.dumps({"grammars": [grammar]})
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{field}: {_line(str(error))}; expected JSON of a few hundred levels") from None
-    _check_multiples(source, field)
-    return Grammar(_checked(source, field), field, holds)
+    _check_multiples(_checked(source, field), field)
+    return Grammar(source, field, holds)
 
 
+MAX_DIVISORS = 32  # different ones of multipleOf: their common multiple takes long to find
 _MULTIPLE = re.compile(r'"multipleOf\\*"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?)')
 
 
@@ -125,14 +126,17 @@ def _check_multiples(source: str, field: str) -> None:
 
     source  has schemas as JSON, or inside a text of a grammar, which escapes their quotes
     """
-    divisors = set(map(Fraction, _MULTIPLE.findall(source)))
+    spelled = set(_MULTIPLE.findall(source))
+    shown = f"{field}: multipleOf {', '.join(sorted(each[:20] for each in spelled))[:80]}"
+    if len(spelled) > MAX_DIVISORS or any(len(each) > 20 for each in spelled):
+        raise ValueError(f"{shown}, expected at most {MAX_DIVISORS} numbers of at most 20 digits")
+    divisors = set(map(Fraction, spelled))
     scale = lcm(*(each.denominator for each in divisors))  # a power of ten, or a part of one
     common = lcm(*(int(each * scale) for each in divisors))
     while common and common % 10 == 0:
         common //= 10
     if common > MAX_MULTIPLE:
-        shown = ", ".join(f"{float(each):g}" for each in sorted(divisors))[:80]
-        raise ValueError(f"{field}: multipleOf {shown}, expected a common multiple of at most {MAX_MULTIPLE}")
+        raise ValueError(f"{shown}, expected a common multiple of at most {MAX_MULTIPLE}")
 
 
 def _bounded(schema: Any, field: str) -> Any:

@@ -530,3 +530,20 @@ def test_a_grammar_that_is_never_done_keeps_nobody_waiting(monkeypatch):
     with pytest.raises(ValueError, match=r"^regex: 2 grammars are being compiled. Try again later$"):
         grammars.constraint(regex("c+"))
     assert grammars.constraint(regex("b+")) is not None  # it is kept
+
+
+@pytest.mark.parametrize(
+    "divisors",
+    [[10**400 + 1], [2**31], [1000003], [101, 103, 107], [k**2 + 1 for k in range(40)], [0.001, 100.003]],
+)
+def test_divisors_whose_remainders_are_too_many(divisors):
+    schema = {"anyOf": [{"type": "integer", "multipleOf": n} for n in divisors]}
+    with pytest.raises(
+        ValueError, match=r"^response_format: multipleOf .*, expected (at most 32|a common)"
+    ):
+        json_schema(schema)
+
+
+@pytest.mark.parametrize("divisors", [[0.01], [3], [10**9], [0.05, 7, 2.5], [1e-7]])
+def test_divisors_that_can_be_followed(divisors):
+    GRAMMARS.constraint(json_schema({"anyOf": [{"type": "number", "multipleOf": n} for n in divisors]}))
