@@ -37,6 +37,14 @@ def only(row: np.ndarray, ids: Iterable[int]) -> None:
     row[allowed] = kept
 
 
+def ends_in_thought(
+    prompt_ids: Sequence[int], opener: int | None, closer: int | None, turn: int | None
+) -> bool:
+    """Whether a prompt ends inside an open thought. The others are ids of markers, None for missing ones."""
+    last = next((token for token in reversed(prompt_ids) if token in (opener, closer, turn)), None)
+    return last is not None and last == opener
+
+
 class All:
     """Several constraints: what one of them forbids must not come."""
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from refimpl.frontend.constraint import only
+from refimpl.frontend.constraint import ends_in_thought, only
 from refimpl.frontend.dialects import ToolChoice
 from refimpl.frontend.tokenizer import Tokenizer
 from refimpl.frontend.tool_grammar import body_grammar, calls_grammar
@@ -303,21 +303,15 @@ class GrammarConstraint:
         self._tokenizer, self._start, self._holds = tokenizer, matcher, grammar.holds
         self._field = grammar.field
         names = ("<|channel>", "<channel|>", "<|tool_call>", "<|turn>")
-        self._open, self._close, self._call, self._turn = map(tokenizer.id_of, names)
+        self._open, self._close, self._call, turn = map(tokenizer.id_of, names)
         self._name, self._n_named = tokenizer.encode("thought\n"), 0  # what follows `<|channel>`
         self._matcher = matcher.deep_copy()
         self._state: _State = "free" if self._holds == "call" else "begin" if thinking else "armed"
-        if self._holds == "answer" and self._ends_inside(prompt_ids):
+        if self._holds == "answer" and ends_in_thought(prompt_ids, self._open, self._close, turn):
             self._state = "thought"
         self._specials = np.array(tokenizer.special_ids, np.int64)
         self._steps: list[_Step] = []
         self._bits = np.zeros((tokenizer.n_vocab + 31) // 32, np.int32)
-
-    def _ends_inside(self, prompt_ids: Sequence[int]) -> bool:
-        for token in reversed(prompt_ids):
-            if token in (self._open, self._close, self._turn):
-                return token == self._open
-        return False
 
     def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._state == "end":

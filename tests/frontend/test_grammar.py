@@ -538,9 +538,7 @@ def test_a_grammar_that_is_never_done_keeps_nobody_waiting(monkeypatch):
 )
 def test_divisors_whose_remainders_are_too_many(divisors):
     schema = {"anyOf": [{"type": "integer", "multipleOf": n} for n in divisors]}
-    with pytest.raises(
-        ValueError, match=r"^response_format: multipleOf .*, expected (at most 32|a common)"
-    ):
+    with pytest.raises(ValueError, match=r"^response_format: multipleOf .*, expected (at most 32|a common)"):
         json_schema(schema)
 
 
