@@ -54,7 +54,7 @@ class Guard:
             self._check_host(headers)
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and headers.get("origin") in self._settings.origins:
-                await _preflight(send)
+                await _preflight(headers.get("access-control-request-headers", ""), send)
                 return
             if scope["path"] not in OPEN:
                 self._check_key(headers)
@@ -130,10 +130,11 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, f"body: more than {most} bytes, expected at most that", field="body")
 
 
-async def _preflight(send: Callable[[Message], Awaitable[None]]) -> None:
+async def _preflight(asked: str, send: Callable[[Message], Awaitable[None]]) -> None:
+    """To a page that may ask: with any headers, as clients send many of their own (x-stainless-...)."""
     headers = [
         (b"access-control-allow-methods", _ALLOWED_METHODS),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
+        (b"access-control-allow-headers", (asked or "authorization, content-type").encode("latin-1")),
         (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})

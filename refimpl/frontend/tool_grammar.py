@@ -214,9 +214,9 @@ class _Grammar:
         return f'"[" {_joined(first)} {rest if high is None or high > len(first) else ""} "]"'
 
     def _object(self, schema: Mapping[str, Any], where: str) -> str:
-        self._refuse_unknown(schema, where)
         if "allOf" in schema or "$ref" in schema:
             schema = self._merged(schema, where)
+        self._refuse_unknown(schema, where)
         properties = schema.get("properties")
         if properties is None:
             extra = schema.get("additionalProperties", True)

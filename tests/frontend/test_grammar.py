@@ -339,6 +339,20 @@ def test_one_call_if_only_one_is_wanted():
     assert allowed(follow(many, "<|tool_call>call:none{}<tool_call|>")) == ENDS | {CALL}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "null"}}, "required": ["a"]}}},
+        {"allOf": [{"properties": {"a": {"type": "null"}}}, {"required": ["a"]}]},
+    ],
+)
+def test_parameters_that_refer_to_others(schema):
+    """As Pydantic and others write them."""
+    form = tool_calls([{"name": "f", "parameters": schema}], ToolChoice("required", parallel=False))
+    assert allowed(follow(form, "<|tool_call>call:f{a:null}<tool_call|>")) == ENDS
+    assert follow(form, "<|tool_call>call:f{}") is None
+
+
 def test_enums_leave_their_spellings_and_then_the_quote():
     form = tool_calls([WEATHER], ToolChoice("required"))
     begin = '<|tool_call>call:get_weather{city:<|"|>the<|"|>,unit:<|"|>'

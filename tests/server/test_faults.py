@@ -323,8 +323,12 @@ def test_pages_of_other_places_are_refused_unless_they_are_named(demo):
         assert client.get("/v1/models", headers={"origin": served.url}).status_code == 200
     with serving(demo, origins=("https://example.org",)) as served:
         with httpx.Client(base_url=served.url) as client:
-            asked = client.options(CHAT, headers={**origin, "access-control-request-method": "POST"})
+            wanted = {"access-control-request-headers": "authorization,x-stainless-os"}  # OpenAI's own client
+            asked = client.options(
+                CHAT, headers={**origin, "access-control-request-method": "POST", **wanted}
+            )
             assert asked.status_code == 204
+            assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
             allowed = client.get("/v1/models", headers=origin).headers
             assert allowed["access-control-allow-origin"] == "https://example.org"
 
