@@ -78,6 +78,8 @@ def responses_messages(items: Any, instructions: Any = None) -> list[Message]:
         messages.append(Placed({"role": "system", "content": instructions}, "instructions"))
     if isinstance(items, str):
         return [*messages, Placed({"role": "user", "content": items}, "input")]
+    if items == []:
+        raise ValueError("input: [], expected a text or a list with at least one item")
     for k, item in enumerate(_listed(items, "input")):
         where = f"input[{k}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None

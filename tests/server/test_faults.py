@@ -74,6 +74,7 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {"messages": QUESTION, "repetition_penalty": -1}, "repetition_penalty"),
     (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
     (CHAT, {"messages": QUESTION, "prompt_logprobs": 21}, "prompt_logprobs"),
+    (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": [{"type": "smell"}]}, "input[0]"),
     (RESPONSES, {"input": [*QUESTION, {"role": "user", "content": 5}], "instructions": "S"},
      "input[1].content"),
