@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fastpath.server.errors import ApiError, api_error
-from fastpath.server.logs import log, note
+from fastpath.server.logs import fault, note
 from fastpath.server.metrics import Metrics
 from fastpath.server.streams import JSON, Streamed, unless_gone
 from fastpath.talk.events import Finish, Options, PromptLogprobs, Said, Text, Thought
@@ -218,7 +218,7 @@ class Service:
         """What the client is told; ours are logged."""
         found = api_error(error)
         if found.status >= 500 and not isinstance(error, ApiError):
-            log.error("request failed", exc_info=error)
+            fault(error)
         for path, name in self._paths:
             found.message = found.message.replace(path, name)
         return found
