@@ -29,6 +29,10 @@ def check_request(request: Request, lanes: Lanes) -> None:
         raise ValueError(
             f"params {request.params!r}, expected SamplingParams. Leave it out for greedy answers"
         )
+    for name in ("n_logprobs", "n_prompt_logprobs"):
+        n_likeliest = getattr(request, name)
+        if n_likeliest is not None and (not isinstance(n_likeliest, int | np.integer) or n_likeliest < 0):
+            raise ValueError(f"{name} {n_likeliest!r}, expected None or a whole number of at least 0")
     if request.n_prompt_logprobs is not None and request.soft:
         raise ValueError(
             "log-probabilities of a prompt with images or sounds, expected one of words alone: nothing says "

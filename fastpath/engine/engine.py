@@ -222,7 +222,7 @@ class Engine:
         with self._moved:
             result = self._finished.pop(id, None)
             if result is not None:
-                self._n_kept_tokens -= len(result.tokens)
+                self._n_kept_tokens -= result.n_told
 
     def check_integrity(self) -> None:
         """AssertionError, if a page or a lane is owned wrongly. Between steps."""
@@ -362,10 +362,10 @@ class Engine:
                 self._events.setdefault(record.id, {})[LAST] = event
             self._finished[record.id] = result
             del self._live[record.id]
-            self._n_kept_tokens += len(result.tokens)
+            self._n_kept_tokens += result.n_told
             while len(self._finished) > KEPT_RESULTS or self._n_kept_tokens > KEPT_TOKENS:
                 id, oldest = self._finished.popitem(last=False)
-                self._n_kept_tokens -= len(oldest.tokens)
+                self._n_kept_tokens -= oldest.n_told
                 self._events.pop(id, None)
 
     # Between steps.

@@ -118,6 +118,11 @@ class Result:
     error: Exception | None = None
     prompt_logprobs: tuple[Logprob | None, ...] = ()
 
+    @property
+    def n_told(self) -> int:
+        """Tokens of which something is kept here."""
+        return len(self.tokens) + len(self.prompt_logprobs)
+
 
 @dataclass(eq=False)
 class Record:

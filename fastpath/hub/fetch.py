@@ -201,6 +201,7 @@ def _fill_blob(name: HubName, say: Say) -> str:
             f"{name}: {_host(url)} sent no commit, ETag and size, so it is not the Hub. Check "
             "HF_ENDPOINT, or a proxy between."
         )
+    _hash_for(name, about.etag, about.size)
     blob = _snapshot(name, "").parent / "blobs" / about.etag
     lock = _cache() / ".locks" / blob.parent.parent.name / f"{about.etag}.lock"
     for folder in (blob.parent, lock.parent):
@@ -253,16 +254,21 @@ def _check_disk(name: HubName, folder: Path, missing: int) -> None:
         )
 
 
-def _check_hash(name: HubName, path: Path, etag: str) -> None:
-    """Large files are known by their SHA-256, small ones by that of Git; the bytes go if it is another."""
+def _hash_for(name: HubName, etag: str, n_bytes: int) -> Any:
+    """Large files are known by their SHA-256, small ones by that of Git; what else a server says is no name
+    of a file here."""
     if re.fullmatch("[0-9a-f]{64}", etag):
-        digest = hashlib.sha256()
-    elif re.fullmatch("[0-9a-f]{40}", etag):
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    else:
-        raise ValueError(
-            f"{name}: the ETag {etag[:70]!r} is no hash, so what came cannot be checked. Check HF_ENDPOINT."
-        )
+        return hashlib.sha256()
+    if re.fullmatch("[0-9a-f]{40}", etag):
+        return hashlib.sha1(b"blob %d\0" % n_bytes, usedforsecurity=False)
+    raise ValueError(
+        f"{name}: the ETag {etag[:70]!r} is no hash, so what comes cannot be checked. Check HF_ENDPOINT."
+    )
+
+
+def _check_hash(name: HubName, path: Path, etag: str) -> None:
+    """The bytes go if they are others."""
+    digest = _hash_for(name, etag, path.stat().st_size)
     with open(path, "rb") as stream:
         while block := stream.read(1 << 22):
             digest.update(block)

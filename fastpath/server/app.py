@@ -44,7 +44,9 @@ def create_app(service: Service) -> ASGIApp:
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
         what = {404: "no such path", 405: f"{request.method} is not allowed here"}
-        told = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
+        told = ApiError(
+            error.status_code, what.get(error.status_code, str(error.detail)), headers=error.headers
+        )
         return response(request, told)
 
     @app.exception_handler(ClientGone)

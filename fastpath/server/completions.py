@@ -11,14 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from fastpath.server.errors import ApiError
-from fastpath.server.openai import (
-    DONE,
-    Sampled,
-    failed,
-    prompt_logprobs_of,
-    timings,
-    usage_of,
-)
+from fastpath.server.sampled import DONE, Sampled, failed, prompt_logprobs_of, timings, usage_of
 from fastpath.server.service import MAX_PROMPTS, Answer, Service, body_schema, stops_of
 from fastpath.server.streams import sse
 from fastpath.talk.events import Finish, Options, PromptLogprobs, Said, Text

@@ -9,8 +9,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -19,6 +21,8 @@ from refimpl.frontend.dialects import Media
 Resolve = Callable[[str, int], str]
 MAX_REDIRECTS = 3
 PIECE = 1 << 16
+_UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is routed in public
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def public_address(host: str, port: int) -> str:
@@ -32,12 +36,22 @@ def public_address(host: str, port: int) -> str:
     except (OSError, UnicodeError):
         raise ValueError("no such host") from None
     addresses = [str(entry[4][0]) for entry in found]
-    for address in addresses:
-        plain = ipaddress.ip_address(address.split("%")[0])
-        mapped = getattr(plain, "ipv4_mapped", None)
-        if not (mapped or plain).is_global or plain.is_multicast:
-            raise ValueError("the host is in a private place")
+    if not all(_is_public(address.split("%")[0]) for address in addresses):
+        raise ValueError("the host is in a private place")
     return addresses[0]
+
+
+def _is_public(address: str) -> bool:
+    """Also of the addresses of IPv4 that those of IPv6 can carry: a gateway would pass them on."""
+    plain = ipaddress.ip_address(address)
+    if isinstance(plain, ipaddress.IPv6Address):
+        carried = plain.ipv4_mapped or plain.sixtofour
+        if plain in _NAT64:
+            carried = ipaddress.IPv4Address(int(plain) & 0xFFFFFFFF)
+        if carried is None:
+            return plain in _UNICAST and plain.is_global
+        plain = carried
+    return plain.is_global and not plain.is_multicast
 
 
 @dataclass(frozen=True)
@@ -63,11 +77,15 @@ class Fetcher:
         try:
             for _ in range(MAX_REDIRECTS + 1):
                 found = self._get(urlsplit(url), deadline)
+                if time.monotonic() >= deadline:
+                    raise ValueError
                 if isinstance(found, bytes):
                     return found
                 url = urljoin(url, found)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ValueError(f"{item.where}: cannot be fetched ({error}). Send the content itself") from None
+            is_late = time.monotonic() >= deadline  # whatever the cut looked like to who read
+            why = f"it took more than {self.total_s:g} s" if is_late else error
+            raise ValueError(f"{item.where}: cannot be fetched ({why}). Send the content itself") from None
         raise ValueError(f"{item.where}: more than {MAX_REDIRECTS} redirects. Send the content itself")
 
     def _get(self, url: SplitResult, deadline: float) -> bytes | str:
@@ -77,11 +95,17 @@ class Fetcher:
         port = url.port or (443 if url.scheme == "https" else 80)
         address = self.resolve(url.hostname, port)
         connection = http.client.HTTPConnection(url.hostname, port, timeout=self.silence_s)
-        connection.sock = socket.create_connection((address, port), self.silence_s)
-        try:
-            if url.scheme == "https":
-                context = ssl.create_default_context()
-                connection.sock = context.wrap_socket(connection.sock, server_hostname=url.hostname)
+        plain = socket.create_connection((address, port), self.silence_s)
+        if url.scheme == "https":
+            context = ssl.create_default_context()
+            connection.sock = context.wrap_socket(
+                plain, server_hostname=url.hostname, do_handshake_on_connect=False
+            )
+        else:
+            connection.sock = plain
+        with _ends(connection, deadline) as sock:
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
             path = (url.path or "/") + (f"?{url.query}" if url.query else "")
             connection.request("GET", path, headers={"User-Agent": "twinpath", "Accept": "*/*"})
             response = connection.getresponse()
@@ -89,18 +113,36 @@ class Fetcher:
                 return response.getheader("Location") or ""
             if response.status != 200:
                 raise ValueError(f"the answer was {response.status}")
-            return self._read(response, deadline)
-        finally:
-            connection.close()
+            return self._read(response)
 
-    def _read(self, response: http.client.HTTPResponse, deadline: float) -> bytes:
-        """Piece by piece: who sends a byte a second is not waited for."""
+    def _read(self, response: http.client.HTTPResponse) -> bytes:
         pieces, n = [], 0
         while piece := response.read1(PIECE):
             pieces.append(piece)
             n += len(piece)
             if n > self.max_bytes:
                 raise ValueError(f"more than {self.max_bytes} bytes")
-            if time.monotonic() > deadline:
-                raise ValueError(f"it took more than {self.total_s:g} s")
+        if response.length:
+            raise ValueError(f"it ended {response.length} bytes early")
         return b"".join(pieces)
+
+
+@contextmanager
+def _ends(connection: http.client.HTTPConnection, deadline: float) -> Iterator[socket.socket]:
+    """Cut off at the deadline, whoever waits for it then: a server that sends its head a byte at a time keeps
+    every limit of silence.
+    """
+    sock: socket.socket = connection.sock  # the connection lets go of it when the head is read
+
+    def cut() -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    watch = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield sock
+    finally:
+        watch.cancel()
+        connection.close()

@@ -54,10 +54,12 @@ class Guard:
             self._check_host(headers)
             self._check_origin(headers)
             if scope["method"] == "OPTIONS" and headers.get("origin") in self._settings.origins:
-                await _preflight(send)
+                await _preflight(headers.get("access-control-request-headers", ""), send)
                 return
             if scope["path"] not in OPEN:
                 self._check_key(headers)
+            if scope["method"] == "HEAD":  # as Ollama's own client greets; the server leaves the body out
+                scope = {**scope, "method": "GET"}
             await self._app(scope, self._bounded(headers, receive), send)
         except ApiError as error:  # of the three checks; those of the application are answered inside
             await response(HTTPConnection(scope), error)(scope, receive, send)
@@ -77,7 +79,11 @@ class Guard:
         origin = headers.get("origin")
         if origin is None or origin in self._settings.origins:
             return
-        if urlsplit(origin).netloc != headers.get("host"):
+        try:
+            place = urlsplit(origin).netloc
+        except ValueError:
+            place = ""
+        if not place or place != headers.get("host"):
             message = f"origin {origin[:80]} is not allowed here. Start the server with --cors {origin[:80]}"
             raise ApiError(403, message, code="origin_not_allowed")
 
@@ -124,10 +130,11 @@ def _too_large(most: int) -> ApiError:
     return ApiError(413, f"body: more than {most} bytes, expected at most that", field="body")
 
 
-async def _preflight(send: Callable[[Message], Awaitable[None]]) -> None:
+async def _preflight(asked: str, send: Callable[[Message], Awaitable[None]]) -> None:
+    """To a page that may ask: with any headers, as clients send many of their own (x-stainless-...)."""
     headers = [
         (b"access-control-allow-methods", _ALLOWED_METHODS),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
+        (b"access-control-allow-headers", (asked or "authorization, content-type").encode("latin-1")),
         (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})

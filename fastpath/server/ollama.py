@@ -23,6 +23,7 @@ _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", 
             "frequency_penalty", "repeat_last_n")  # fmt: skip
 _NAMES = {name: f"options.{name}" for name in _OPTIONS} | {"penalty_window": "options.repeat_last_n"}
 _WHOLE = ("top_k", "seed", "repeat_last_n")
+_EFFORTS = ("low", "medium", "high")
 
 
 class OllamaRequest(Fields):
@@ -163,6 +164,9 @@ class _About:
 
 
 def _options(service: Service, asked: OllamaRequest, tools: Sequence[Any] | None) -> Options:
+    if isinstance(asked.think, str) and asked.think not in _EFFORTS:
+        message = f"think: {asked.think[:80]}, expected true, false, {', '.join(_EFFORTS)}"
+        raise ApiError(400, message, field="think")
     given = asked.options or {}
     sampling = {name: _number(given, name) for name in _OPTIONS}
     sampling["penalty_window"] = sampling.pop("repeat_last_n")
@@ -190,7 +194,8 @@ def _number(given: Mapping[str, Any], name: str, whole: bool = False) -> Any:
     whole = whole or name in _WHOLE
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (isinstance(value, float) and whole and not value.is_integer()):
         kind = "a whole number" if whole else "a number"
         raise ApiError(400, f"options.{name}: {str(value)[:80]}, expected {kind}", field=f"options.{name}")
     return int(value) if whole else value
@@ -222,6 +227,10 @@ def _generate(service: Service, asked: GenerateRequest) -> Prompt:
         )
     options = _options(service, asked, None)
     if asked.raw:
+        for name in ("system", "images"):
+            if getattr(asked, name):
+                message = f"{name}: not with raw, whose prompt stands as it is. Leave out one of the two"
+                raise ApiError(400, message, field=name)
         return service.exchange.prepare_raw(asked.prompt, options)
     messages = ollama_generated(asked.prompt, asked.system, asked.images)
     return service.chat(messages, options, "prompt")

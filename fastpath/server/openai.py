@@ -1,4 +1,5 @@
-"""OpenAI's API: /v1/models, /v1/chat/completions (completions.py and responses.py have the others)."""
+"""OpenAI's API: /v1/models, /v1/chat/completions (completions.py and responses.py have the others, sampled.py
+what is shared)."""
 
 from __future__ import annotations
 
@@ -11,73 +12,14 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from fastpath.server.errors import ApiError, of_anthropic, shape
-from fastpath.server.service import MAX_CHOICES, NAMES, Answer, Fields, Service, body_schema, stops_of
+from fastpath.server.errors import ApiError, of_anthropic
+from fastpath.server.sampled import DONE, Sampled, failed, prompt_logprobs_of, timings, usage_of
+from fastpath.server.service import Answer, Service, body_schema, stops_of
 from fastpath.server.streams import JSON, dumps, sse
 from fastpath.talk.events import Call, Finish, Options, PromptLogprobs, Said, Text, Thought
-from refimpl.frontend import grammar as forms
 from refimpl.frontend.dialects import openai_choice
 from refimpl.frontend.sampling import Logprob
 from refimpl.frontend.tokenizer import Tokenizer
-
-DONE = b"data: [DONE]\n\n"
-
-
-class Sampled(Fields):
-    """What chats and raw completions have in common."""
-
-    model: str = ""
-    stream: bool = False
-    stream_options: dict[str, Any] | None = None
-    max_tokens: int | None = None
-    min_tokens: int = Field(0, ge=0)
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
-    stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    regex: str | None = None
-    grammar: str | None = None
-    prompt_logprobs: int | None = Field(None, ge=0, le=20)
-
-    def sampling(self) -> dict[str, Any]:
-        """For `Service.params`."""
-        repeat = self.repeat_penalty if self.repeat_penalty is not None else self.repetition_penalty
-        names = ("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-        return {name: getattr(self, name) for name in names} | {
-            "repeat_penalty": repeat,
-            "bias": self.logit_bias,
-        }
-
-    def names(self) -> dict[str, str]:
-        given = "repeat_penalty" if self.repeat_penalty is not None else "repetition_penalty"
-        return {**NAMES, "repeat_penalty": given}
-
-    @property
-    def wants_usage(self) -> bool:
-        return bool((self.stream_options or {}).get("include_usage"))
-
-    def check_prompt_logprobs(self) -> None:
-        if self.prompt_logprobs is not None and self.stream:
-            message = (
-                "prompt_logprobs: not in a stream, as in vLLM, whose field this is. Leave out one of the two"
-            )
-            raise ApiError(400, message, field="prompt_logprobs")
-
-    def form(self) -> forms.Grammar | None:
-        """What OpenAI's API does not have: `regex`, and `grammar` in the syntax of llama.cpp or Lark."""
-        if self.regex is not None:
-            return forms.regex(self.regex)
-        if self.grammar is not None:
-            return forms.gbnf(self.grammar) if "::=" in self.grammar else forms.lark(self.grammar)
-        return None
 
 
 class ChatRequest(Sampled):
@@ -142,11 +84,6 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def failed(error: ApiError) -> bytes:
-    """An error in the middle of a stream."""
-    return sse(shape("/v1/", error))
-
-
 # -- requests --------------------------------------------------------------------------------------
 
 
@@ -156,6 +93,9 @@ def chat_options(service: Service, asked: ChatRequest) -> Options:
     template = dict(asked.chat_template_kwargs or {})
     limit = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     thinking = template.pop("enable_thinking", asked.reasoning_effort not in (None, "none"))
+    if not isinstance(thinking, bool):
+        name = "chat_template_kwargs.enable_thinking"
+        raise ApiError(400, f"{name}: {str(thinking)[:80]}, expected true or false", field=name)
     most = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
     return Options(
         params=service.params(asked.names(), **asked.sampling()),
@@ -165,7 +105,7 @@ def chat_options(service: Service, asked: ChatRequest) -> Options:
         stops=stops_of(asked.stop),
         tools=asked.tools or (),
         choice=openai_choice(asked.tool_choice, parallel=asked.parallel_tool_calls),
-        thinking=bool(thinking),
+        thinking=thinking,
         budget=asked.thinking_budget,
         schema=schema_of(asked.response_format, "response_format"),
         grammar=asked.form(),
@@ -190,10 +130,14 @@ def _check_unknown(asked: ChatRequest) -> None:
         raise ApiError(400, "top_logprobs: expected logprobs to be true with it", field="top_logprobs")
 
 
-def schema_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, Any] | None:
+def schema_of(form: Any, field: str) -> Mapping[str, Any] | None:
     """The JSON schema that `response_format` asks for, also as the Responses API has it, which is flat."""
-    kind = None if form is None else form.get("type")
-    if form is None or kind == "text":
+    if form is None:
+        return None
+    if not isinstance(form, Mapping):
+        raise ApiError(400, f"{field}: {str(form)[:80]}, expected an object with a type", field=field)
+    kind = form.get("type")
+    if kind == "text":
         return None
     if kind == "json_object":
         return form["schema"] if isinstance(form.get("schema"), Mapping) else {"type": "object"}
@@ -295,48 +239,3 @@ def logprob_of(tokenizer: Tokenizer, found: Logprob) -> dict[str, Any]:
         return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
 
     return one(found.token, found.logprob) | {"top_logprobs": [one(*pair) for pair in found.top]}
-
-
-def prompt_logprobs_of(
-    tokenizer: Tokenizer, found: Sequence[Logprob | None], n_top: int
-) -> list[dict[str, Any] | None]:
-    """The tokens of a prompt and the likeliest ones at their places, as vLLM writes them."""
-
-    def one(token: int, value: float, rank: int) -> dict[str, Any]:
-        text = tokenizer.token_bytes(token).decode("utf-8", "replace")
-        return {"logprob": value, "rank": rank, "decoded_token": text}
-
-    listed: list[dict[str, Any] | None] = []
-    for each in found:
-        if each is None:
-            listed.append(None)
-            continue
-        top = {str(token): one(token, value, k + 1) for k, (token, value) in enumerate(each.top[:n_top])}
-        listed.append({str(each.token): one(each.token, each.logprob, each.rank)} | top)
-    return listed
-
-
-def usage_of(ends: Sequence[Finish], n: int = MAX_CHOICES) -> dict[str, Any]:
-    """Of all answers. n: to each prompt; the first one's usage says what its prompt was."""
-    usages = [end.usage for end in ends]
-    firsts = {end.choice // n: end.usage for end in sorted(ends, key=lambda end: -end.choice)}.values()
-    prompt, generated = sum(usage.prompt for usage in firsts), sum(usage.generated for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached for usage in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.thought for usage in usages)},
-    }
-
-
-def timings(ends: Sequence[Finish]) -> dict[str, float]:
-    """Of the first answer, in milliseconds."""
-    usage = ends[0].usage
-    return {
-        "queue_ms": 1e3 * usage.queue_s,
-        "first_token_ms": 1e3 * usage.first_s,
-        "prompt_ms": 1e3 * usage.prefill_s,
-        "predicted_ms": 1e3 * usage.decode_s,
-        "predicted_per_second": usage.per_second,
-    }

@@ -59,6 +59,9 @@ def _prompt(service: Service, asked: ResponsesRequest) -> Prompt:
         message = f"{field}: responses are not stored here. Send the conversation as `input`"
         raise ApiError(400, message, field=field)
     effort = (asked.reasoning or {}).get("effort")
+    if not isinstance(effort, str | None):
+        message = f"reasoning.effort: {str(effort)[:80]}, expected none, minimal, low, medium or high"
+        raise ApiError(400, message, field="reasoning.effort")
     sampling = {"temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed}
     options = Options(
         params=service.params(**sampling),

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fastpath.server.errors import ApiError, api_error
-from fastpath.server.logs import log, note
+from fastpath.server.logs import fault, note
 from fastpath.server.metrics import Metrics
 from fastpath.server.streams import JSON, Streamed, unless_gone
 from fastpath.talk.events import Finish, Options, PromptLogprobs, Said, Text, Thought
@@ -40,6 +40,14 @@ class Fields(BaseModel):
     """A request's body: unknown members are let through, as clients send many."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Null is what clients write for what they leave open: OpenAI allows it nearly everywhere."""
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,10 @@ class Service:
             answers = await unless_gone(request, self._collected(talk, n))
         finally:
             talk.leave()
-        return JSON(make(answers), headers=_notes(prompt))
+        headers = _notes(prompt)
+        if any(answer.prompt_logprobs for answer in answers):  # those of a long prompt take seconds to write
+            return await self.in_thread(lambda: JSON(make(answers), headers=headers))
+        return JSON(make(answers), headers=headers)
 
     def _begun(self, prompt: Prompt | list[Prompt]) -> Talk | Several:
         if self.settings.log_prompts:
@@ -207,7 +218,7 @@ class Service:
         """What the client is told; ours are logged."""
         found = api_error(error)
         if found.status >= 500 and not isinstance(error, ApiError):
-            log.error("request failed", exc_info=error)
+            fault(error)
         for path, name in self._paths:
             found.message = found.message.replace(path, name)
         return found

@@ -121,7 +121,7 @@ class _Answer:
         options = prompt.options
         self.k, self.is_over, self.is_cut = k, False, False
         self.reader: _Reader
-        if prompt.messages is None:
+        if prompt.asked is None:
             self.reader = RawReply(tokenizer, options.stops)
         else:
             # "none" declares no tools: what looks like a call is text then

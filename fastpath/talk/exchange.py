@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 from fastpath import engine as many
-from fastpath.media import Encoders
+from fastpath.media import Encoders, Opened
 from fastpath.talk.answers import Answers
 from fastpath.talk.events import Options, Said
 from fastpath.talk.post import Post
@@ -35,16 +35,18 @@ from fastpath.talk.worker import Heard, Ticket, Worker
 from refimpl.batch import SoftTokens
 from refimpl.frontend.constraint import All, Constraint, MinTokens
 from refimpl.frontend.dialects import Media, media_of
-from refimpl.frontend.grammar import Grammars, tool_calls
+from refimpl.frontend.grammar import Grammar, Grammars, tool_calls
 from refimpl.frontend.image import BUDGETS, DEFAULT_BUDGET
 from refimpl.frontend.media_input import DEFAULT_SAMPLING, Sampling
 from refimpl.frontend.media_prompt import Kind, MediaPart, locate, soft_tokens
-from refimpl.frontend.splice import KeptAnswers
+from refimpl.frontend.splice import Conversation, KeptAnswers
 from refimpl.frontend.thinking import ThoughtLimits
 
 Fetch = Callable[[Media], bytes]
 DETAILS = {"low": min(BUDGETS), "high": max(BUDGETS)}  # soft tokens of an image
+MAX_MESSAGES = 4096  # published templates compare each with those before it: 17 s for so many
 MAX_MEDIA = 64  # images, sounds and videos of one request
+MAX_FETCHED = 128 << 20  # bytes of those of them that lie elsewhere
 
 
 class ContextOverflow(ValueError):
@@ -68,14 +70,14 @@ class Prompt:
 
     ids       of the whole conversation
     soft      its images and sounds
-    messages  what it was made of; of a raw prompt None
+    asked     the messages that it was made of; of a raw prompt None
     notes     what its client should know, as that the end of a sound is not heard
     """
 
     ids: Sequence[int]
     options: Options
     soft: Sequence[SoftTokens] = ()
-    messages: Sequence[Mapping[str, Any]] | None = None
+    asked: Conversation | None = None
     constraint: Constraint | None = field(default=None, repr=False)
     notes: Sequence[str] = ()
 
@@ -105,7 +107,7 @@ class Exchange:
         self.grammars = Grammars(self.tokenizer)
         self._kept = KeptAnswers()
         self._post: Post | None = None
-        self._lock = threading.Lock()  # of kept answers and kept grammars
+        self._lock = threading.Lock()  # of kept answers; event loops take it: nothing long is done under it
 
     # Before an answer.
 
@@ -121,7 +123,8 @@ class Exchange:
         """
         self.worker.check_room()
         opened = self._opened(messages, options, fetch)
-        ids = self.render(messages, options, [each.input.part for each in opened])
+        asked = Conversation(messages if _are_objects(messages) else ())
+        ids = self._rendered(messages, asked, options, [each.input.part for each in opened])
         soft: Sequence[SoftTokens] = ()
         if opened and options.n_prompt_logprobs is not None:
             raise ValueError(
@@ -130,7 +133,7 @@ class Exchange:
             )
         if opened:
             ids, starts = locate(ids, self.tokenizer, [each.input.part for each in opened])
-        self._check_room(ids)
+        self._check_room(len(ids))
         if opened:
             assert self.encoders is not None
             futures = [self.worker.call(partial(self.encoders.encode, each)) for each in opened]
@@ -138,7 +141,7 @@ class Exchange:
         options = self._bounded(ids, options)
         notes = [note for each in opened for note in each.input.notes]
         constraint = self._constraint(ids, options, is_chat=True)
-        return Prompt(ids, options, soft, messages, constraint, notes)
+        return Prompt(ids, options, soft, asked, constraint, notes)
 
     def prepare_raw(self, prompt: str | Sequence[int], options: Options, where: str = "prompt") -> Prompt:
         """A text without a template, after exactly one BOS, or ids as they are. Raises as `prepare` does.
@@ -156,7 +159,7 @@ class Exchange:
                 self.worker.engine.lanes.model.check_ids(ids)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
-        self._check_room(ids, where)
+        self._check_room(len(ids), where)
         options = self._bounded(ids, options)
         return Prompt(ids, options, (), None, self._constraint(ids, options, is_chat=False))
 
@@ -171,8 +174,20 @@ class Exchange:
         self, messages: Sequence[Mapping[str, Any]], options: Options, media: Sequence[MediaPart] = ()
     ) -> list[int]:
         """The ids of a conversation; ids of earlier answers are what they were."""
+        asked = Conversation(messages if _are_objects(messages) else ())
+        return self._rendered(messages, asked, options, media)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        asked: Conversation,
+        options: Options,
+        media: Sequence[MediaPart],
+    ) -> list[int]:
+        if len(asked.keys) > MAX_MESSAGES:
+            raise ValueError(f"messages: {len(messages)} messages, expected at most {MAX_MESSAGES}")
         with self._lock:
-            written = self._kept.find(messages) if _are_objects(messages) else {}
+            written = self._kept.find(asked)
         tools = options.tools if options.choice.mode != "none" else ()
         return self.template.render_ids(
             self.tokenizer,
@@ -185,7 +200,7 @@ class Exchange:
             continue_final=options.continue_final,
         )
 
-    def _opened(self, messages: Any, options: Options, fetch: Fetch | None) -> list[Any]:
+    def _opened(self, messages: Any, options: Options, fetch: Fetch | None) -> list[Opened]:
         """What stands in the messages, decoded; their faults are for the template to find."""
         found = media_of(messages) if _are_objects(messages) else []
         if not found:
@@ -199,24 +214,24 @@ class Exchange:
             raise ValueError(
                 f"messages: {len(found)} images, sounds and videos, expected at most {MAX_MEDIA}"
             )
-        opened = []
+        opened: list[Opened] = []
+        n_fetched = n_soft = 0
         for item in found:
             data = item.data
             if data is None:
-                if fetch is None:
-                    raise ValueError(
-                        f"{item.where}: a URL, expected the content itself (base64 or a data URL)"
-                    )
-                data = fetch(item)
+                data = _fetched(item, fetch, MAX_FETCHED - n_fetched)
+                n_fetched += len(data)
             kind: Kind = item.kind  # type: ignore[assignment]
             budget = DETAILS.get(item.detail) or options.image_tokens or self.image_budget
             how = partial(self.encoders.open, budget=budget, sampling=self.sampling)
             opened.append(how(kind, data, name=item.where))
+            n_soft += sum(opened[-1].input.part.counts)
+            self._check_room(n_soft)  # before the next is decoded: of each, the pixels are held
         return opened
 
-    def _check_room(self, ids: Sequence[int], where: str = "messages") -> None:
-        if len(ids) >= self.context_len:
-            raise ContextOverflow(len(ids), self.context_len, where)
+    def _check_room(self, n: int, where: str = "messages") -> None:
+        if n >= self.context_len:
+            raise ContextOverflow(n, self.context_len, where)
 
     def _bounded(self, ids: Sequence[int], options: Options) -> Options:
         room = self.context_len - len(ids)
@@ -236,11 +251,9 @@ class Exchange:
                     budget=budget,
                 )
             )
-        wanted = options.tools, options.choice, options.schema, options.schema_field
-        grammar = options.grammar or tool_calls(*wanted)
+        grammar = _form(options)
         if grammar is not None:
-            with self._lock:
-                parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))
+            parts.append(self.grammars.constraint(grammar, ids, thinking=is_chat and options.thinking))
         if options.min_tokens:
             parts.append(MinTokens(options.min_tokens, self.tokenizer.eog_ids))
         return All(*parts) if parts else None
@@ -293,11 +306,11 @@ class Exchange:
     def _leave(self, prompt: Prompt, answers: Answers, ticket: Ticket) -> None:
         if not answers.are_over:
             ticket.cancel()
-        if prompt.messages is None:
+        if prompt.asked is None:
             return
         with self._lock:
             for message, written in answers.whole():
-                self._kept.keep(prompt.messages, message, written)
+                self._kept.keep(prompt.asked, message, written)
 
 
 class Talk:
@@ -333,6 +346,26 @@ class Talk:
         if not self._is_left:
             self._is_left = True
             self._exchange._leave(self.prompt, self._answers, self._ticket)
+
+
+def _fetched(item: Media, fetch: Fetch | None, most: int) -> bytes:
+    if fetch is None:
+        raise ValueError(f"{item.where}: a URL, expected the content itself (base64 or a data URL)")
+    data = fetch(item)
+    if len(data) > most:
+        raise ValueError(f"{item.where}: with those before it more than {MAX_FETCHED} bytes are elsewhere")
+    return data
+
+
+def _form(options: Options) -> Grammar | None:
+    """The one form that the answer is to have: what asks for two cannot be promised both."""
+    called = tool_calls(options.tools, options.choice, options.schema, options.schema_field)
+    if options.grammar is not None and called is not None:
+        raise ValueError(
+            f"{options.grammar.field}: a form of the answer beside {called.field}, which asks for another; "
+            "expected one of them"
+        )
+    return options.grammar or called
 
 
 def _are_objects(messages: Any) -> bool:

@@ -162,6 +162,28 @@ class Worker:
     # In the worker's thread.
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Nobody waits for a thread that is gone, also where a fault in here has ended it."""
+        with self._changed:
+            self._is_closing = True
+            calls, self._calls = self._calls, []
+            left, self._listeners = self._listeners, {}
+            self._changed.notify_all()
+        for _, future in calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Closing())
+        error = InternalError("the model's thread has ended")
+        for id, (ticket, k) in left.items():
+            ticket.heard(k, Finished(id, "error", Usage(0), error))
+            if ticket.told is not None:
+                ticket.told()
+
+    def _work(self) -> None:
         while True:
             with self._changed:
                 while not (self._listeners or self._calls or self._is_closing):
@@ -190,9 +212,10 @@ class Worker:
         error.__cause__ = cause
         with self._changed:
             ids = list(self._listeners)
+        ends: list[Event] = [Finished(id, "error", self.engine.usage(id), error) for id in ids]
         for id in ids:
-            self.engine.abort(id)
-        return [Finished(id, "error", self.engine.usage(id), error) for id in ids]
+            self.engine.abort(id)  # the last: of many results the engine forgets the first
+        return ends
 
     def _tell(self, event: Event) -> Ticket | None:
         last = event if isinstance(event, Finished) else None

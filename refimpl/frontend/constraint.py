@@ -37,6 +37,14 @@ def only(row: np.ndarray, ids: Iterable[int]) -> None:
     row[allowed] = kept
 
 
+def ends_in_thought(
+    prompt_ids: Sequence[int], opener: int | None, closer: int | None, turn: int | None
+) -> bool:
+    """Whether a prompt ends inside an open thought. The others are ids of markers, None for missing ones."""
+    last = next((token for token in reversed(prompt_ids) if token in (opener, closer, turn)), None)
+    return last is not None and last == opener
+
+
 class All:
     """Several constraints: what one of them forbids must not come."""
 
@@ -60,7 +68,9 @@ class All:
 
 
 class MinTokens:
-    """The answer does not end before it has `n` tokens.
+    """The answer does not end before it has `n` tokens, unless nothing else may come: its form is complete.
+
+    The last of several constraints.
 
     ends  ids that end it
     """
@@ -70,7 +80,11 @@ class MinTokens:
 
     def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._n_so_far < self._n:
-            row[[i for i in self._ends if i < len(row)]] = -np.inf
+            ends = [i for i in self._ends if i < len(row)]
+            kept = row[ends]
+            row[ends] = -np.inf
+            if not (row > -np.inf).any():
+                row[ends] = kept
 
     def accept(self, token: int) -> None:
         self._n_so_far += 1

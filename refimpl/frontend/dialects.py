@@ -78,6 +78,8 @@ def responses_messages(items: Any, instructions: Any = None) -> list[Message]:
         messages.append(Placed({"role": "system", "content": instructions}, "instructions"))
     if isinstance(items, str):
         return [*messages, Placed({"role": "user", "content": items}, "input")]
+    if items == []:
+        raise ValueError("input: [], expected a text or a list with at least one item")
     for k, item in enumerate(_listed(items, "input")):
         where = f"input[{k}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
@@ -251,8 +253,11 @@ def _anthropic_result(block: Mapping[str, Any], where: str) -> Message:
         inner = [_checked_block(part, f"{where}.content[{k}]") for k, part in enumerate(content)]
         content = [_anthropic_part(part, f"{where}.content[{k}]") for k, part in enumerate(inner)]
     if block.get("is_error"):
-        texts = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
-        content = {"error": texts}  # or the model would take a failure for an answer
+        if isinstance(content, list):
+            if any(part["type"] != "text" for part in content):
+                raise ValueError(f"{where}.content: an image in a result that is an error, expected text")
+            content = "".join(part["text"] for part in content)
+        content = {"error": content or ""}  # or the model would take a failure for an answer
     return Placed({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}, where)
 
 

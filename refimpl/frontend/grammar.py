@@ -11,16 +11,20 @@ the grammar does not allow.  The grammar of calls that a model makes by itself i
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass
-from threading import Lock
+from fractions import Fraction
+from math import lcm
+from threading import Lock, Semaphore, Thread
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from refimpl.frontend.constraint import only
+from refimpl.frontend.constraint import ends_in_thought, only
 from refimpl.frontend.dialects import ToolChoice
 from refimpl.frontend.tokenizer import Tokenizer
 from refimpl.frontend.tool_grammar import body_grammar, calls_grammar
@@ -28,6 +32,9 @@ from refimpl.frontend.tool_grammar import body_grammar, calls_grammar
 MAX_SPACE = 16  # white space between two tokens of JSON: an answer of spaces without end is none
 MAX_SOURCE = 1 << 20
 KEPT_GRAMMARS = 64
+COMPILE_S = 10.0  # the library takes 1 s for a schema of 2000 patterns, and no end for some of forty
+COMPILERS, PATIENCE_S = 2, 2.0  # grammars that are compiled at the same time, and how long others wait
+MAX_MULTIPLE = 100_000  # of multipleOf: a state for each remainder, 0.2 s for so many, all memory for 2**31
 MAX_ROLLBACK = 64  # tokens; drafts are shorter
 # What each byte of a bit mask leaves of eight logits: 0.13 ms a vocabulary, masks of booleans 1.3 ms.
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -106,7 +113,30 @@ def _grammar(grammar: Mapping[str, Any], field: str, holds: Literal["answer", "c
         source = json.dumps({"grammars": [grammar]})
     except (RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{field}: {_line(str(error))}; expected JSON of a few hundred levels") from None
-    return Grammar(_checked(source, field), field, holds)
+    _check_multiples(_checked(source, field), field)
+    return Grammar(source, field, holds)
+
+
+MAX_DIVISORS = 32  # different ones of multipleOf: their common multiple takes long to find
+_MULTIPLE = re.compile(r'"multipleOf\\*"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?)')
+
+
+def _check_multiples(source: str, field: str) -> None:
+    """Refuse divisors that may meet in one number with too large a common multiple (trailing zeros aside).
+
+    source  has schemas as JSON, or inside a text of a grammar, which escapes their quotes
+    """
+    spelled = set(_MULTIPLE.findall(source))
+    shown = f"{field}: multipleOf {', '.join(sorted(each[:20] for each in spelled))[:80]}"
+    if len(spelled) > MAX_DIVISORS or any(len(each) > 20 for each in spelled):
+        raise ValueError(f"{shown}, expected at most {MAX_DIVISORS} numbers of at most 20 digits")
+    divisors = set(map(Fraction, spelled))
+    scale = lcm(*(each.denominator for each in divisors))  # a power of ten, or a part of one
+    common = lcm(*(int(each * scale) for each in divisors))
+    while common and common % 10 == 0:
+        common //= 10
+    if common > MAX_MULTIPLE:
+        raise ValueError(f"{shown}, expected a common multiple of at most {MAX_MULTIPLE}")
 
 
 def _bounded(schema: Any, field: str) -> Any:
@@ -137,7 +167,7 @@ def _line(text: str) -> str:
 
 
 class Grammars:
-    """Grammars over the vocabulary of one model.
+    """Grammars over the vocabulary of one model; any thread may ask for one.
 
     Setting the vocabulary up takes 1.1 s, and the library has no form of it to keep on disk.  `prepare` does
     it in the background, or the first grammar does; for most of that second no other Python code runs, so a
@@ -147,7 +177,8 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self._vocabulary: Future[Any] | None = None
-        self._lock = Lock()
+        self._lock = Lock()  # of what is kept; not held while anything is compiled
+        self._compilers = Semaphore(COMPILERS)
         self._kept: OrderedDict[str, Any] = OrderedDict()  # matchers at their start, by source
 
     def prepare(self) -> Future[Any]:
@@ -163,19 +194,46 @@ class Grammars:
         self, grammar: Grammar, prompt_ids: Sequence[int] = (), *, thinking: bool = False
     ) -> GrammarConstraint:
         """A constraint that keeps an answer to a grammar; one that is none is a `ValueError` of one line."""
-        return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar.holds, prompt_ids, thinking)
+        return GrammarConstraint(self._tokenizer, self._matcher(grammar), grammar, prompt_ids, thinking)
 
     def _matcher(self, grammar: Grammar) -> Any:
-        matcher = self._kept.get(grammar.source)
+        with self._lock:
+            matcher = self._kept.get(grammar.source)
         if matcher is None:
-            matcher = _library().LLMatcher(self.prepare().result(), grammar.source, log_level=0)
+            matcher = self._compiled(grammar)
             if matcher.is_error():
                 problem = _line(matcher.get_error())
                 raise ValueError(f"{grammar.field}: {problem}; expected what llguidance can follow")
+        with self._lock:
             self._kept[grammar.source] = matcher
+            self._kept.move_to_end(grammar.source)
             while len(self._kept) > KEPT_GRAMMARS:
                 self._kept.popitem(last=False)
         return matcher
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        """In a thread of its own, since nothing can end the library: the time of some grammars doubles with
+        each pattern that must hold at once.  Who asked is not kept waiting, and neither is anybody else.
+        """
+        vocabulary, library, made = self.prepare().result(), _library(), Future[Any]()
+
+        def compile() -> None:
+            try:
+                made.set_result(library.LLMatcher(vocabulary, grammar.source, log_level=0))
+            except BaseException as error:
+                made.set_exception(error)
+            finally:
+                self._compilers.release()
+
+        if not self._compilers.acquire(timeout=PATIENCE_S):
+            raise ValueError(f"{grammar.field}: {COMPILERS} grammars are being compiled. Try again later")
+        Thread(target=compile, name="grammar", daemon=True).start()
+        try:
+            return made.result(COMPILE_S)
+        except TookTooLong:
+            raise ValueError(
+                f"{grammar.field}: not compiled after {COMPILE_S:g} s, expected fewer patterns or choices"
+            ) from None
 
 
 def _library() -> Any:
@@ -238,27 +296,22 @@ class GrammarConstraint:
         self,
         tokenizer: Tokenizer,
         matcher: Any,
-        holds: Literal["answer", "call"],
+        grammar: Grammar,
         prompt_ids: Sequence[int],
         thinking: bool,
     ):
-        self._tokenizer, self._start, self._holds = tokenizer, matcher, holds
+        self._tokenizer, self._start, self._holds = tokenizer, matcher, grammar.holds
+        self._field = grammar.field
         names = ("<|channel>", "<channel|>", "<|tool_call>", "<|turn>")
-        self._open, self._close, self._call, self._turn = map(tokenizer.id_of, names)
+        self._open, self._close, self._call, turn = map(tokenizer.id_of, names)
         self._name, self._n_named = tokenizer.encode("thought\n"), 0  # what follows `<|channel>`
         self._matcher = matcher.deep_copy()
-        self._state: _State = "free" if holds == "call" else "begin" if thinking else "armed"
-        if holds == "answer" and self._ends_inside(prompt_ids):
+        self._state: _State = "free" if self._holds == "call" else "begin" if thinking else "armed"
+        if self._holds == "answer" and ends_in_thought(prompt_ids, self._open, self._close, turn):
             self._state = "thought"
         self._specials = np.array(tokenizer.special_ids, np.int64)
         self._steps: list[_Step] = []
         self._bits = np.zeros((tokenizer.n_vocab + 31) // 32, np.int32)
-
-    def _ends_inside(self, prompt_ids: Sequence[int]) -> bool:
-        for token in reversed(prompt_ids):
-            if token in (self._open, self._close, self._turn):
-                return token == self._open
-        return False
 
     def mask(self, row: np.ndarray, history: Sequence[int] | np.ndarray) -> None:
         if self._state == "end":
@@ -283,7 +336,7 @@ class GrammarConstraint:
             return
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
-            raise ValueError(f"grammar: {_line(self._matcher.get_error())}; use a simpler grammar")
+            raise ValueError(f"{self._field}: {_line(self._matcher.get_error())}; use a simpler grammar")
         n = min(len(row), self._tokenizer.n_vocab)
         limits = _LIMITS.take(self._bits.view(np.uint8), axis=0).ravel()
         np.minimum(row[:n], limits[:n], out=row[:n])
@@ -308,7 +361,7 @@ class GrammarConstraint:
             took = True
             if not matcher.consume_token(int(token)):
                 raise ValueError(
-                    f"grammar: token {token} came, which it forbids: {_line(matcher.get_error())}"
+                    f"{self._field}: token {token} came, which it forbids: {_line(matcher.get_error())}"
                 )
             self._state = "free" if self._holds == "call" and matcher.is_accepting() else "armed"
         self._steps.append(_Step(before, matcher, took, n_named))
@@ -320,7 +373,7 @@ class GrammarConstraint:
         for _ in range(n):
             self._state, self._matcher, took, self._n_named = self._steps.pop()
             if took and not self._matcher.rollback(1):
-                raise ValueError(f"grammar: {_line(self._matcher.get_error())}")
+                raise ValueError(f"{self._field}: {_line(self._matcher.get_error())}")
 
     def fork(self) -> GrammarConstraint:
         other = object.__new__(GrammarConstraint)

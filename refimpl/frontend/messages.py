@@ -20,6 +20,7 @@ PART_TYPES = {
 }  # fmt: skip
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"developer": "system", "model": "assistant", "function": "tool"}
+_TEXTS = ("reasoning_content", "reasoning", "name", "tool_name")  # of a message, beside its content
 _MAX_SCHEMA_DEPTH = 32
 _ANY_TYPE = "string"  # of a schema that allows everything: templates want one type, and a string can hold any
 
@@ -65,6 +66,10 @@ def _plain(message: Any, where: str, null: Any) -> Message:
     plain["role"] = _OTHER_NAMES.get(plain["role"], plain["role"])
     if plain["role"] not in _ROLES:
         raise ValueError(f"{where}.role: {shown(plain['role'])}, expected one of {', '.join(_ROLES)}")
+    for key in _TEXTS:
+        if not isinstance(plain.get(key), str | None):
+            raise ValueError(f"{where}.{key}: {shown(plain[key])}, expected a string")
+    _check_id(plain.get("tool_call_id"), f"{where}.tool_call_id")
     plain["content"] = _content(plain.get("content"), plain["role"], f"{where}.content", null)
     calls = plain.pop("tool_calls", None)
     if not calls and plain.get("function_call"):  # how the API of 2023 wrote the one call it knew
@@ -114,7 +119,7 @@ def _part(part: Any, where: str) -> Message:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in PART_TYPES:
+    if not isinstance(kind, str) or kind not in PART_TYPES:
         raise ValueError(f"{where}: {shown(part)}, expected an object with type text, image, audio or video")
     if PART_TYPES[kind] != "text":
         return {"type": PART_TYPES[kind]}  # templates write a placeholder; the data itself goes another way
@@ -131,6 +136,7 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
         raise ValueError(
             f"{where}: {shown(call)}, expected an object with function.name and function.arguments"
         )
+    _check_id(call.get("id"), f"{where}.id")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
@@ -142,6 +148,12 @@ def _tool_call(call: Any, where: str, null: Any) -> Message:
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"{where}.function.arguments: {shown(arguments)}, expected a JSON object")
     return {**call, "function": {**function, "arguments": _with_null(arguments or {}, null)}}
+
+
+def _check_id(id: Any, where: str) -> None:
+    """Of a call. Numbers are let through: only whether two of them are equal counts."""
+    if not isinstance(id, str | int | None):
+        raise ValueError(f"{where}: {shown(id)}, expected a string")
 
 
 def strip_thoughts(text: str) -> str:

@@ -21,7 +21,8 @@ width.  Logits stay as they come until few are left: comparing them needs no mor
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from math import inf
+from sys import float_info
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -408,10 +409,11 @@ def _check(
 ) -> None:
     """Refuse a parameter that is no number in [low, high] (finite, in any case)."""
     is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not (is_number and isfinite(value) and low <= value <= high and not (low_open and value == low)):
+    is_finite = is_number and abs(value) <= float_info.max  # isfinite fails at an int that no float can be
+    if not (is_finite and low <= value <= high and not (low_open and value == low)):
         if not expected:
             kind = "a whole number" if whole else "a number"
             least = "" if low == -inf else f" of at least {low:g}"
             most = "" if high == inf else f" and at most {high if whole else f'{high:g}'}"
             expected = kind + least + most
-        raise ValueError(f"{name}: {value!r}, expected {expected}")
+        raise ValueError(f"{name}: {value!r:.80}, expected {expected}")

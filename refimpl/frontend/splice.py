@@ -121,6 +121,25 @@ def _shown_ids(answer: Written, with_thoughts: bool, tokenizer: Tokenizer) -> li
     return kept
 
 
+class Conversation:
+    """Messages by their hashes: of each, what it says and all before it says.
+
+    Made where there is time: pictures are hashed with the text.  Answers are then cheap to add.
+    """
+
+    def __init__(self, messages: Iterable[Mapping[str, Any]]):
+        self._state, self.keys = sha256(), list[bytes]()
+        for message in messages:
+            self._state.update(_said(message))
+            self.keys.append(self._state.digest())
+
+    def key_with(self, answer: Mapping[str, Any]) -> bytes:
+        """Of the answer to all of them."""
+        state = self._state.copy()
+        state.update(_said(answer))
+        return state.digest()
+
+
 class KeptAnswers:
     """The ids of the last answers, found again when a client sends the conversation back.
 
@@ -132,22 +151,22 @@ class KeptAnswers:
         self._max_ids, self._n_ids = max_ids, 0
         self._kept: OrderedDict[bytes, Written] = OrderedDict()
 
-    def keep(
-        self, messages: Sequence[Mapping[str, Any]], answer: Mapping[str, Any], written: Written
-    ) -> None:
+    def keep(self, asked: Conversation, answer: Mapping[str, Any], written: Written) -> None:
         """Keep the ids of an answer to these messages, given as it was sent to the client."""
-        *_, key = _keys([*messages, answer])
+        if not written.ids:
+            return
+        key = asked.key_with(answer)
         self._forget(key)
         self._kept[key] = written
         self._n_ids += len(written.ids)
         while self._n_ids > self._max_ids:
             self._forget(next(iter(self._kept)))
 
-    def find(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, Written]:
+    def find(self, asked: Conversation) -> dict[int, Written]:
         """The ids that are known, by the index of their message."""
         found = {}
-        for k, key in enumerate(_keys(messages)):
-            if key in self._kept and messages[k].get("role") == "assistant":
+        for k, key in enumerate(asked.keys):
+            if key in self._kept:
                 self._kept.move_to_end(key)
                 found[k] = self._kept[key]
         return found
@@ -157,27 +176,21 @@ class KeptAnswers:
             self._n_ids -= len(self._kept.pop(key).ids)
 
 
-def _keys(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """One hash for each message and all before it."""
-    keys, state = [], sha256()
-    for message in messages:
-        state.update(dumps(_said(message), sort_keys=True, default=str).encode())
-        keys.append(state.digest())
-    return keys
-
-
-def _said(message: Mapping[str, Any]) -> list[Any]:
+def _said(message: Mapping[str, Any]) -> bytes:
+    """What a message says; what is no message is left for others to refuse."""
+    given = message.get("tool_calls")
     calls = [
         [function.get("name"), _arguments(function.get("arguments"))]
-        for call in message.get("tool_calls") or ()
-        if isinstance(function := call.get("function"), Mapping)
+        for call in (given if isinstance(given, list | tuple) else ())
+        if isinstance(call, Mapping) and isinstance(function := call.get("function"), Mapping)
     ]
-    return [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id")]
+    said = [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id")]
+    return dumps(said, sort_keys=True, default=str).encode()
 
 
 def _arguments(value: Any) -> Any:
     """As they compare equal however a client spells their JSON."""
     try:
         return loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refimpl.frontend.constraint import only
+from refimpl.frontend.constraint import ends_in_thought, only
 from refimpl.frontend.tokenizer import Tokenizer
 
 FREE_THOUGHT = 64  # tokens of a thought that nobody asked for
@@ -52,7 +52,7 @@ class ThoughtLimits:
             raise ValueError(f"thinking budget: {budget!r}, expected a number of tokens (0: no limit)")
         self._tokenizer = tokenizer
         names = ("<|channel>", "<channel|>", "<|tool_call>", "<|turn>", "<tool_response|>")
-        self._open, self._close, self._call, self._turn, self._result = map(tokenizer.id_of, names)
+        self._open, self._close, self._call, turn, self._result = map(tokenizer.id_of, names)
         self._soft: int | None = None
         self._hard: int | None = budget
         if not thinking:
@@ -62,13 +62,7 @@ class ThoughtLimits:
             self._soft = self._hard = None
         after_result = len(prompt_ids) > 0 and prompt_ids[-1] == self._result
         self._no_stray_close = after_result and not thinking
-        self._states = [_State(self._ends_inside(prompt_ids))]
-
-    def _ends_inside(self, prompt_ids: Sequence[int]) -> bool:
-        for token in reversed(prompt_ids):
-            if token in (self._open, self._close, self._turn):
-                return token == self._open
-        return False
+        self._states = [_State(ends_in_thought(prompt_ids, self._open, self._close, turn))]
 
     @property
     def in_thought(self) -> bool:

@@ -178,15 +178,15 @@ class _Grammar:
 
     def _string(self, schema: Mapping[str, Any], where: str) -> str:
         pattern = schema.get("pattern")
-        low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-        has_length = low != 0 or high != ""
+        low, high = _count(schema, "minLength", where) or 0, _count(schema, "maxLength", where)
+        has_length = low != 0 or high is not None
         if pattern is None and not has_length:
             return f"{_QUOTE} {self._named_text()} {_QUOTE}"
         parts = []
         if pattern is not None:
             parts.append(_regex(pattern, f"{where}.pattern"))
         if has_length:
-            parts.append(f"/(?s:.{{{low},{high}}})/")
+            parts.append(f"/(?s:.{{{low},{'' if high is None else high}}})/")
         return self._text(" & ".join(parts))
 
     def _named_text(self) -> str:
@@ -196,8 +196,9 @@ class _Grammar:
         return "TEXT"
 
     def _array(self, schema: Mapping[str, Any], where: str) -> str:
-        first = [self._value(s, f"{where}.prefixItems") for s in schema.get("prefixItems") or ()]
-        low, high = int(schema.get("minItems", 0)), schema.get("maxItems")
+        prefix = _listed(schema.get("prefixItems") or [], f"{where}.prefixItems")
+        first = [self._value(each, f"{where}.prefixItems") for each in prefix]
+        low, high = _count(schema, "minItems", where) or 0, _count(schema, "maxItems", where)
         if schema.get("items") is False:
             high = min(len(first), high) if high is not None else len(first)
             item = '"null"'
@@ -205,26 +206,23 @@ class _Grammar:
             item = self._value(schema.get("items", True), f"{where}.items")
         if not first:
             item = self._fresh(item)
-            rest_high = "" if high is None else max(int(high) - 1, 0)
+            rest_high = "" if high is None else max(high - 1, 0)
             more = f'{item} ("," {item}){{{max(low - 1, 0)},{rest_high}}}'
             inner = "" if high == 0 else f"({more})" if low > 0 else f"({more})?"
             return f'"[" {inner} "]"'
-        rest = (
-            f'("," {item})'
-            + f"{{{max(low - len(first), 0)},{'' if high is None else int(high) - len(first)}}}"
-        )
+        rest = f'("," {item})' + f"{{{max(low - len(first), 0)},{'' if high is None else high - len(first)}}}"
         return f'"[" {_joined(first)} {rest if high is None or high > len(first) else ""} "]"'
 
     def _object(self, schema: Mapping[str, Any], where: str) -> str:
-        self._refuse_unknown(schema, where)
         if "allOf" in schema or "$ref" in schema:
             schema = self._merged(schema, where)
+        self._refuse_unknown(schema, where)
         properties = schema.get("properties")
         if properties is None:
             extra = schema.get("additionalProperties", True)
             return '"{" "}"' if extra is False else self._free_object(self._value(extra, where))
         properties = _mapping(properties or {}, f"{where}.properties")
-        required = set(_listed(schema.get("required") or [], f"{where}.required"))
+        required = set(_names(schema.get("required") or [], f"{where}.required"))
         missing = sorted(required - properties.keys())
         if missing and self._strict:
             raise ValueError(
@@ -274,8 +272,11 @@ class _Grammar:
             part = _mapping(part, f"{where}.allOf")
             if "allOf" in part or "$ref" in part:
                 part = self._merged(part, where)
-            properties = {**part.get("properties", {}), **merged.get("properties", {})}
-            required = [*merged.get("required", ()), *part.get("required", ())]
+            both = (part, merged)
+            inner = [_mapping(each.get("properties") or {}, f"{where}.properties") for each in both]
+            properties = {**inner[0], **inner[1]}
+            lists = [_names(each.get("required") or [], f"{where}.required") for each in both]
+            required = [*lists[1], *lists[0]]
             merged = {**part, **merged}
             merged |= {"properties": properties} if properties else {}
             merged |= {"required": required} if required else {}
@@ -367,3 +368,21 @@ def _listed(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{where}: {shown(value)}, expected a list")
     return list(value)
+
+
+def _names(value: Any, where: str) -> list[str]:
+    names = _listed(value, where)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: {shown(value)}, expected a list of names")
+    return names
+
+
+def _count(schema: Mapping[str, Any], key: str, where: str) -> int | None:
+    """A limit of lengths; None: there is none."""
+    value = schema.get(key)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 <= value < 1 << 31 and value == int(value)):
+        raise ValueError(f"{where}.{key}: {shown(value)}, expected a whole number of at least 0")
+    return int(value)

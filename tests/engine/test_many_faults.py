@@ -84,6 +84,8 @@ def soft(start, n, width=48, vision=True):
         ({"max_tokens": -1}, "max_tokens -1, expected a whole number of at least 0"),
         ({"max_tokens": 2.5}, "max_tokens 2.5, expected a whole number of at least 0"),
         ({"max_tokens": None}, "max_tokens None, expected a whole number of at least 0"),
+        ({"n_logprobs": -1}, "n_logprobs -1, expected None or a whole number of at least 0"),
+        ({"n_prompt_logprobs": "x"}, "n_prompt_logprobs 'x', expected None or a whole number of at least 0"),
         (
             {"soft": [soft(1, 2, width=7)]},
             r"soft tokens of shape \(2, 7\) at position 1, expected rows of 48",

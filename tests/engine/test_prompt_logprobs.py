@@ -128,3 +128,17 @@ def test_pictures_are_refused(model):
     soft = [SoftTokens(1, np.zeros((2, model.config.model_dim), np.float32), vision=True)]
     with pytest.raises(ValueError, match="log-probabilities of a prompt with images"):
         Engine(model, ops_for("cpu")).add(Request([5, 0, 0, 7], soft, n_prompt_logprobs=0))
+
+
+def test_what_is_kept_of_read_prompts_is_bounded(model, monkeypatch):
+    """They take a hundred times the room of an answer's tokens."""
+    monkeypatch.setattr("fastpath.engine.engine.KEPT_TOKENS", 30)
+    engine = Engine(model, ops_for("cpu"), n_seqs=1)
+    ids = []
+    for k in range(4):
+        ids.append(engine.add(Request(prompt_of(10, seed=k), max_tokens=0, n_prompt_logprobs=0)))
+        while not engine.is_idle:
+            engine.step()
+    assert [len(engine.result(id).prompt_logprobs) for id in ids[1:]] == [10, 10, 10]
+    with pytest.raises(KeyError, match="request 0 is not known"):
+        engine.result(ids[0])

@@ -339,6 +339,20 @@ def test_one_call_if_only_one_is_wanted():
     assert allowed(follow(many, "<|tool_call>call:none{}<tool_call|>")) == ENDS | {CALL}
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"type": "null"}}, "required": ["a"]}}},
+        {"allOf": [{"properties": {"a": {"type": "null"}}}, {"required": ["a"]}]},
+    ],
+)
+def test_parameters_that_refer_to_others(schema):
+    """As Pydantic and others write them."""
+    form = tool_calls([{"name": "f", "parameters": schema}], ToolChoice("required", parallel=False))
+    assert allowed(follow(form, "<|tool_call>call:f{a:null}<tool_call|>")) == ENDS
+    assert follow(form, "<|tool_call>call:f{}") is None
+
+
 def test_enums_leave_their_spellings_and_then_the_quote():
     form = tool_calls([WEATHER], ToolChoice("required"))
     begin = '<|tool_call>call:get_weather{city:<|"|>the<|"|>,unit:<|"|>'
@@ -484,7 +498,7 @@ def test_forks_go_their_own_ways():
 
 def test_a_token_that_is_not_allowed_is_an_error():
     constraint = GRAMMARS.constraint(json_schema(PERSON))
-    with pytest.raises(ValueError, match=r"^grammar: token \d+ came, which it forbids"):
+    with pytest.raises(ValueError, match=r"^response_format: token \d+ came, which it forbids"):
         constraint.accept(small().id_of("a"))
 
 
@@ -513,3 +527,35 @@ def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match="llguidance is not installed"):
         Grammars(small()).constraint(json_schema(PERSON))
+
+
+def test_a_grammar_that_is_never_done_keeps_nobody_waiting(monkeypatch):
+    """Each pattern that must hold at once doubles the library's time; others are compiled meanwhile."""
+    monkeypatch.setattr("refimpl.frontend.grammar.COMPILE_S", 0.2)
+    monkeypatch.setattr("refimpl.frontend.grammar.PATIENCE_S", 0.1)
+    grammars = Grammars(small())
+    grammars.prepare().result()
+    slow = [{"allOf": [{"pattern": f"a{{{k}}}.*b{{{k}}}"} for k in range(1, n)]} for n in (20, 21)]
+    with pytest.raises(ValueError, match=r"^response_format: not compiled after 0.2 s, expected fewer"):
+        grammars.constraint(json_schema({"type": "string", **slow[0]}))
+    assert grammars.constraint(regex("b+")) is not None
+    with pytest.raises(ValueError, match="not compiled"):
+        grammars.constraint(json_schema({"type": "string", **slow[1]}))
+    with pytest.raises(ValueError, match=r"^regex: 2 grammars are being compiled. Try again later$"):
+        grammars.constraint(regex("c+"))
+    assert grammars.constraint(regex("b+")) is not None  # it is kept
+
+
+@pytest.mark.parametrize(
+    "divisors",
+    [[10**400 + 1], [2**31], [1000003], [101, 103, 107], [k**2 + 1 for k in range(40)], [0.001, 100.003]],
+)
+def test_divisors_whose_remainders_are_too_many(divisors):
+    schema = {"anyOf": [{"type": "integer", "multipleOf": n} for n in divisors]}
+    with pytest.raises(ValueError, match=r"^response_format: multipleOf .*, expected (at most 32|a common)"):
+        json_schema(schema)
+
+
+@pytest.mark.parametrize("divisors", [[0.01], [3], [10**9], [0.05, 7, 2.5], [1e-7]])
+def test_divisors_that_can_be_followed(divisors):
+    GRAMMARS.constraint(json_schema({"anyOf": [{"type": "number", "multipleOf": n} for n in divisors]}))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from refimpl.frontend.chat_template import ChatTemplate
 from refimpl.frontend.output_parser import OutputParser
 from refimpl.frontend.reply import Reply
-from refimpl.frontend.splice import KeptAnswers, Written
+from refimpl.frontend.splice import Conversation, KeptAnswers, Written
 from tests.frontend.conversations import assistant, call, result, system, tool, user
 from tests.frontend.vocab import needs_real, real_file, small
 
@@ -229,28 +229,37 @@ def test_kept_answers_are_found_again():
     kept = KeptAnswers()
     asked = [system("S"), user("a")]
     said = {**assistant("so", call("f", '{"x": 1,"y": null}', "i")), "reasoning_content": "hm"}
-    kept.keep(asked, said, Written((1, 2)))
+    kept.keep(Conversation(asked), said, Written((1, 2)))
     sent_back = assistant("so", call("f", '{"y":null,"x":1}', "i"))  # without thoughts, spaces elsewhere
-    assert kept.find([*asked, sent_back, result("ok", "i")]) == {2: Written((1, 2))}
-    assert kept.find([*asked, assistant("So", call("f", '{"x":1,"y":null}', "i"))]) == {}
-    assert kept.find([system("T"), user("a"), sent_back]) == {}
-    assert kept.find([user("a"), sent_back]) == {}
-    assert kept.find([]) == {}
+    assert kept.find(Conversation([*asked, sent_back, result("ok", "i")])) == {2: Written((1, 2))}
+    assert kept.find(Conversation([*asked, assistant("So", call("f", '{"x":1,"y":null}', "i"))])) == {}
+    assert kept.find(Conversation([system("T"), user("a"), sent_back])) == {}
+    assert kept.find(Conversation([user("a"), sent_back])) == {}
+    assert kept.find(Conversation([])) == {}
 
 
 def test_an_empty_content_is_none():
     kept = KeptAnswers()
-    kept.keep([user("a")], assistant(None, call("f", {}, "i")), Written((1,)))
-    assert kept.find([user("a"), assistant("", call("f", {}, "i"))]) == {1: Written((1,))}
+    kept.keep(Conversation([user("a")]), assistant(None, call("f", {}, "i")), Written((1,)))
+    assert kept.find(Conversation([user("a"), assistant("", call("f", {}, "i"))])) == {1: Written((1,))}
 
 
 def test_the_oldest_are_forgotten():
     kept = KeptAnswers(max_ids=10)
     for k in range(4):
-        kept.keep([user(str(k))], assistant("a"), Written((k,) * 4))
-        kept.keep([user(str(k))], assistant("a"), Written((k,) * 4))  # again: counted once
-        assert kept.find([user("0"), assistant("a")]) == {1: Written((0,) * 4)}  # used: it stays
-    assert [len(kept.find([user(str(k)), assistant("a")])) for k in range(4)] == [1, 0, 0, 1]
+        kept.keep(Conversation([user(str(k))]), assistant("a"), Written((k,) * 4))
+        kept.keep(Conversation([user(str(k))]), assistant("a"), Written((k,) * 4))  # again: counted once
+        assert kept.find(Conversation([user("0"), assistant("a")])) == {
+            1: Written((0,) * 4)
+        }  # used: it stays
+    assert [len(kept.find(Conversation([user(str(k)), assistant("a")]))) for k in range(4)] == [1, 0, 0, 1]
+
+
+def test_an_answer_without_ids_is_not_kept():
+    """Nothing would ever make room for it."""
+    kept = KeptAnswers()
+    kept.keep(Conversation([user("a")]), assistant(None), Written(()))
+    assert kept.find(Conversation([user("a"), assistant(None)])) == {}
 
 
 # -- answers that are gone on with -----------------------------------------------------------------

@@ -158,8 +158,10 @@ class TestDownloads:
 
     def test_no_hash_at_all(self, hub, get):
         hub.add(NAME.repo, NAME.file, DATA)
-        hub.etags[NAME.file] = "W-17"
-        assert "'W-17' is no hash" in fault(get)
+        for etag in ("W-17", "../../../../elsewhere"):  # nor is it the name of a file
+            hub.etags[NAME.file] = etag
+            assert f"'{etag}' is no hash" in fault(get)
+        assert all(method == "HEAD" for method, *_ in hub.asked), "it was fetched all the same"
 
     def test_models_in_parts(self, hub, get):
         for k in (1, 2, 3):

@@ -19,6 +19,7 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {}, "messages"),
     (CHAT, {"messages": []}, "messages"),
     (CHAT, {"messages": "Hi"}, "messages"),
+    (CHAT, {"messages": QUESTION * 4097}, "messages"),
     (CHAT, {"messages": [1]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
@@ -39,6 +40,11 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {"messages": QUESTION, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"messages": QUESTION, "grammar": "root ::= ("}, "grammar"),
     (CHAT, {"messages": QUESTION, "regex": "("}, "regex"),
+    (CHAT, {"messages": QUESTION, "regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+    (CHAT, {"messages": QUESTION, "grammar": 'start: "a"', "tools": [{"name": "f"}]}, "grammar"),
+    (CHAT, {"messages": QUESTION, "regex": "a", "grammar": 'start: "a"'}, "regex"),
+    (CHAT, {"messages": QUESTION, "chat_template_kwargs": {"enable_thinking": "false"}},
+     "chat_template_kwargs.enable_thinking"),
     (CHAT, {"messages": QUESTION, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"messages": QUESTION, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": QUESTION, "functions": [{"name": "f"}]}, "functions"),
@@ -68,6 +74,7 @@ FAULTS = [  # path, body, the field that is named
     (CHAT, {"messages": QUESTION, "repetition_penalty": -1}, "repetition_penalty"),
     (CHAT, {"messages": QUESTION, "max_completion_tokens": -1}, "max_completion_tokens"),
     (CHAT, {"messages": QUESTION, "prompt_logprobs": 21}, "prompt_logprobs"),
+    (RESPONSES, {"input": []}, "input"),
     (RESPONSES, {"input": [{"type": "smell"}]}, "input[0]"),
     (RESPONSES, {"input": [*QUESTION, {"role": "user", "content": 5}], "instructions": "S"},
      "input[1].content"),
@@ -107,6 +114,31 @@ FAULTS = [  # path, body, the field that is named
     (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tools": [{"input_schema": {}}]}, "tools[0].name"),
     (MESSAGES, {"messages": QUESTION, "max_tokens": 5, "tools": [
         {"name": "f", "input_schema": {"properties": 5}}]}, "tools[0].input_schema.properties"),
+    *((CHAT, {"messages": QUESTION, "response_format": {"type": "json_schema", "json_schema": {
+        "schema": {"properties": {"a": {"type": "integer", "multipleOf": n}}}}}}, "response_format")
+      for n in (2**31, 1000003)),  # which the library has a state of for each remainder
+    (CHAT, {"messages": QUESTION, "top_k": 10**400}, "top_k"),
+    (CHAT, {"messages": QUESTION, "logit_bias": {str(10**400): 1}}, "logit_bias"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": "x", "tool_calls": True}]},
+     "messages[1].tool_calls"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": "x", "tool_calls": [5]}]},
+     "messages[1].tool_calls[0]"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": None, "tool_calls": [
+        {"id": 1, "function": {"name": "f", "arguments": "{}"}},
+        {"id": [1], "function": {"name": "f", "arguments": "{}"}}]}]}, "messages[1].tool_calls[1].id"),
+    (CHAT, {"messages": [*QUESTION, {"role": "tool", "content": "x", "tool_call_id": {"a": 1}}]},
+     "messages[1].tool_call_id"),
+    (CHAT, {"messages": [*QUESTION, {"role": "assistant", "content": "x", "reasoning_content": [5]}],
+            "continue_final_message": True}, "messages[1].reasoning_content"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0]"),
+    (MESSAGES, {"messages": [*QUESTION, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "x", "is_error": True, "content": [5]}]}], "max_tokens": 5},
+     "messages[1].content[0].content[0]"),
+    (CHAT, {"messages": QUESTION, "tool_choice": "required", "tools": [{"type": "function", "function": {
+        "name": "f", "parameters": {"properties": {"a": {}}, "required": [{}]}}}]}, None),
+    (RESPONSES, {"input": "Hi", "text": {"format": "json"}}, "text.format"),
+    (RESPONSES, {"input": "Hi", "reasoning": {"effort": {}}}, "reasoning.effort"),
+    ("/api/chat", {"messages": QUESTION, "options": {"temperature": 10**400}}, "options.temperature"),
     ("/tokenize", {}, "content"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),
     ("/detokenize", {"tokens": [10**30]}, "tokens"),
@@ -148,6 +180,40 @@ def test_bad_input_is_a_400_that_names_the_field(client, path, body, field):
 def test_a_body_that_is_no_request_is_a_400(client, path, body):
     answer = client.post(path, content=body)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed", "num_predict", "repeat_last_n", "temperature"])
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN"])
+def test_numbers_that_are_none(client, name, number):
+    body = f'{{"messages": [{{"role": "user", "content": "Hi"}}], "options": {{"{name}": {number}}}}}'
+    answer = client.post("/api/chat", content=body)
+    assert answer.status_code == 400 and answer.json()["error"].startswith(f"options.{name}:"), answer.text
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "null", "", "http://"])
+def test_an_origin_that_is_none_is_refused(client, origin):
+    answer = client.get("/v1/models", headers={"origin": origin})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "origin_not_allowed"
+
+
+def test_head_is_get_without_a_body(client):
+    for path in ("/", "/health", "/api/version"):
+        answer = client.head(path)
+        assert answer.status_code == 200 and not answer.content
+        assert answer.headers["content-type"] == client.get(path).headers["content-type"]
+    assert client.head("/v1/messages").status_code == 405
+    assert client.get("/v1/messages").headers["allow"] == "POST"
+
+
+def test_a_form_that_is_complete_ends_the_answer_whatever_min_tokens_says(client):
+    body = {"messages": QUESTION, "regex": "[a-z]{3}", "min_tokens": 20, "max_tokens": 30}
+    choice = client.post(CHAT, json=body).json()["choices"][0]
+    assert len(choice["message"]["content"]) == 3 and choice["finish_reason"] == "stop"
+
+
+def test_a_form_that_nothing_has_names_its_field(client):
+    answer = client.post(CHAT, json={"messages": QUESTION, "regex": "[^\\x00-\\x{10ffff}]"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "regex"
 
 
 def test_unknown_paths_and_methods_are_errors_of_their_api(client):
@@ -258,8 +324,12 @@ def test_pages_of_other_places_are_refused_unless_they_are_named(demo):
         assert client.get("/v1/models", headers={"origin": served.url}).status_code == 200
     with serving(demo, origins=("https://example.org",)) as served:
         with httpx.Client(base_url=served.url) as client:
-            asked = client.options(CHAT, headers={**origin, "access-control-request-method": "POST"})
+            wanted = {"access-control-request-headers": "authorization,x-stainless-os"}  # OpenAI's own client
+            asked = client.options(
+                CHAT, headers={**origin, "access-control-request-method": "POST", **wanted}
+            )
             assert asked.status_code == 204
+            assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
             allowed = client.get("/v1/models", headers=origin).headers
             assert allowed["access-control-allow-origin"] == "https://example.org"
 

@@ -15,6 +15,7 @@ import pytest
 
 from fastpath.cli.__main__ import main
 from fastpath.load import load_model
+from fastpath.media import Encoders
 from fastpath.server.fetch import Fetcher, public_address
 from refimpl.frontend.dialects import Media
 from refimpl.media_tensors import load_media
@@ -103,6 +104,16 @@ class _Host(http.server.BaseHTTPRequestHandler):
                 for _ in range(100):
                     self.wfile.write(b"x")
                     time.sleep(0.02)
+        elif name == "slow-head":
+            with suppress(OSError):
+                for byte in b"HTTP/1.1 200 OK\r\nX-Long: " + 100 * b"x":
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.02)
+        elif name == "short":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"x" * 100)
         elif (self.folder / name).is_file():
             data = (self.folder / name).read_bytes()
             self.send_response(200)
@@ -313,6 +324,25 @@ def test_too_many_are_refused(seeing, folder):
     assert answer.status_code == 400 and "65 images" in answer.json()["error"]["message"]
 
 
+def test_what_the_context_cannot_hold_is_not_decoded(seeing, folder, monkeypatch):
+    opened = []
+    real = Encoders.open
+    monkeypatch.setattr(Encoders, "open", lambda *a, **o: opened.append(o["name"]) or real(*a, **o))
+    answer = chat(seeing, *[image(folder, "photo.png")] * 60)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert error["n_prompt_tokens"] >= error["n_ctx"] and len(opened) < 60
+
+
+def test_what_lies_elsewhere_is_bounded_as_a_whole(seeing, folder, host, monkeypatch):
+    size = (folder / "photo.png").stat().st_size
+    monkeypatch.setattr("fastpath.talk.exchange.MAX_FETCHED", 2 * size)
+    there = f"http://{PUBLIC}:{host}/photo.png"
+    assert chat(seeing, *[image(folder, None, there)] * 2).status_code == 200
+    error = chat(seeing, *[image(folder, None, there)] * 3).json()["error"]
+    assert error["param"] == "messages[0].content[2].image_url.url"
+
+
 def test_without_the_flag_nothing_is_fetched(folder, host):
     model, media = load_model(folder / "model.gguf"), load_media(folder / "mm.gguf")
     with serving(model, media=media) as served, httpx.Client(base_url=served.url, timeout=60) as client:
@@ -336,7 +366,8 @@ def refused(url, **options):
 def test_private_addresses_are_not_asked():
     places = ("127.0.0.1:1", "localhost", "[::1]", "10.1.2.3", "169.254.169.254", "[::ffff:127.0.0.1]",
               "0.0.0.0", "[fe80::1]", "[fc00::1]", "192.168.1.1", "100.64.0.1", "2130706433", "127.1",
-              "224.0.0.1")  # fmt: skip
+              "224.0.0.1", "[64:ff9b::10.0.0.1]", "[64:ff9b:1::1]", "[2002:7f00:1::]", "[::127.0.0.1]",
+              "[fec0::1]", "[ff0e::1]")  # fmt: skip
     for place in places:
         assert "in a private place" in refused(f"http://{place}/x"), place
     assert "expected http" in refused("ftp://example.org/") and "expected http" in refused("http:///x")
@@ -379,6 +410,8 @@ def test_what_is_missing_large_or_slow_is_given_up(host):
     assert "404" in refused(f"{there}/none")
     assert "more than 100 bytes" in refused(f"{there}/photo.png", max_bytes=100)
     began = time.monotonic()
-    assert re.search(r"took more than 0\.2 s", refused(f"{there}/slow", total_s=0.2))
+    for place in ("slow", "slow-head"):
+        assert re.search(r"took more than 0\.2 s", refused(f"{there}/{place}", total_s=0.2))
     assert time.monotonic() - began < 1.5
+    assert "900 bytes early" in refused(f"{there}/short")
     assert refused(f"http://{PUBLIC}:1/x")

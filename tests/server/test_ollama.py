@@ -2,6 +2,7 @@
 
 import json
 
+import httpx
 import jsonschema
 import ollama
 import pytest
@@ -73,3 +74,16 @@ def test_faults_have_this_apis_shape(client):
     with pytest.raises(ollama.ResponseError) as caught:
         client.chat("demo", QUESTION, options={"top_p": 7})
     assert caught.value.status_code == 400 and caught.value.error.startswith("options.top_p: 7")
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("images", {"raw": True, "images": ["aGk="]}),
+        ("system", {"raw": True, "system": "Be brief."}),
+        ("think", {"think": "false"}),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(served, field, more):
+    answer = httpx.post(f"{served.url}/api/generate", json={"prompt": "Hi", "stream": False, **more})
+    assert answer.status_code == 400 and answer.json()["error"].startswith(f"{field}: ")

@@ -11,6 +11,7 @@ import pytest
 from fastpath.backend import ops_for
 from fastpath.engine import Engine
 from fastpath.generate import generate
+from fastpath.server import anthropic, completions, ollama, openai, responses
 from tests.server.conftest import ENDS
 from tests.server.serving import serving
 from tests.server.test_openai import ANSWER, QUESTION, TOOLS
@@ -33,6 +34,30 @@ def chunks_of(client, **options):
     with client.stream("POST", CHAT, json=body) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "asked"),
+    [
+        (CHAT, openai.ChatRequest, {"messages": QUESTION}),
+        (RAW, completions.CompletionRequest, {"prompt": "What is Twinpath?"}),
+        ("/v1/responses", responses.ResponsesRequest, {"input": QUESTION}),
+        (MESSAGES, anthropic.MessagesRequest, {"messages": QUESTION, "max_tokens": 4}),
+        ("/api/chat", ollama.ChatRequest, {"messages": QUESTION, "model": "demo"}),
+    ],
+)
+def test_null_is_what_was_not_said(client, path, kind, asked):
+    if path.startswith("/api"):
+        asked |= {"options": {"temperature": 0, "num_predict": 4}, "stream": False}
+    else:
+        limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+        asked |= {"temperature": 0, limit: 4}
+    nulls = dict.fromkeys(kind.model_fields.keys() - asked.keys())
+    plain, other = (client.post(path, json=body).json() for body in (asked, nulls | asked))
+    same = ("choices", "content", "message", "status", "response")
+    assert any(name in plain for name in same)
+    for name in same:
+        assert plain.get(name) == other.get(name), other
 
 
 # -- sampling --------------------------------------------------------------------------------------

@@ -96,11 +96,12 @@ def test_nothing_stays_of_requests_that_have_ended(exchange, monkeypatch):
     """Neither in the engine, nor in the frames that an error came through."""
     engine = exchange.worker.engine
     told = overheard(engine, monkeypatch)
-    never = {"type": "string", "pattern": "^a$"}  # at its end before the answer may end
+    ones = [i for i in range(exchange.tokenizer.n_vocab) if b"1" in exchange.tokenizer.token_bytes(i)]
+    never = SamplingParams(bias=tuple((i, -np.inf) for i in ones))  # what the form wants
     kinds = [
         {"max_tokens": 5, "n_logprobs": 2, "n": 3},
         {"max_tokens": 500, "min_tokens": 500, "n": 2},  # cancelled
-        {"max_tokens": 50, "min_tokens": 50, "schema": never},  # fails
+        {"max_tokens": 50, "schema": {"const": 1}, "params": never},  # fails
         {"max_tokens": 50, "stops": ("in",)},
     ]
     prompts = []
@@ -108,9 +109,9 @@ def test_nothing_stays_of_requests_that_have_ended(exchange, monkeypatch):
         prompt = exchange.prepare(QUESTION, Options(**options))
         prompts.append(weakref.ref(prompt))
         answer = exchange.answer(prompt)
-        next(answer)
         try:
-            while "min_tokens" not in options or "schema" in options:
+            next(answer)
+            while "min_tokens" not in options:
                 next(answer)
         except StopIteration:
             pass
@@ -194,6 +195,18 @@ def test_a_step_that_fails_ends_its_requests_and_no_later_ones(exchange, monkeyp
             list(answer)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert whole(exchange)[1].message["content"] == ANSWER
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ends_leaves_nobody_waiting(exchange, monkeypatch):
+    """By a fault of its own: no step's, which it would survive."""
+    answer = exchange.answer(exchange.prepare(QUESTION, ENDLESS))
+    next(answer)
+    monkeypatch.setattr(exchange.worker, "_tell", lambda event: 1 / 0)
+    with pytest.raises(InternalError, match="thread has ended"):
+        list(answer)
+    with pytest.raises(Closing):
+        exchange.prepare(QUESTION, Options())
 
 
 def test_the_context_has_numbers(exchange):

@@ -6,7 +6,7 @@
 A line is a text, or an object: `prompt` (a text) or `messages` (a whole conversation; not for turns) or a
 message with `role` and `content`, with `image`, `audio`, `video` (paths), and any of `id`, `system`, `think`,
 `max_tokens`, `stop`, `tools`, `tool_choice`, `json_schema` and the names of sampling.  What a line does not
-say is as the command line says.
+say is as the command line says; in a conversation `system` and `tools` stay as the last line that said them.
 
 Out comes, for each line in its order: its `id` if it has one, `content`, `reasoning_content` and `tool_calls`
 where there are some, `finish_reason` and `usage`; or `error`, one line, where it is no request.
@@ -151,13 +151,13 @@ def _heard(talk: Conversation, line: Line) -> Message:
 
 def _go_on(exchange: Exchange, talk: Conversation, line: Line, *, is_turn: bool = False) -> Message:
     """The answer to a line, which is part of the conversation then; without one the line is not either."""
-    before = talk.system, [*talk.messages]
+    before = talk.system, [*talk.messages], talk.tools
     try:
         options = _take(talk, line, is_turn=is_turn)
         prompt = exchange.prepare(talk.prompt, options, read_file)
         finish = next(said for said in exchange.answer(prompt) if isinstance(said, Finish))
     except BaseException:
-        talk.system, talk.messages = before
+        talk.system, talk.messages, talk.tools = before
         raise
     talk.messages.append(finish.message)
     usage = asdict(finish.usage) | {"tokens_per_second": round(finish.usage.per_second, 2)}
