@@ -286,4 +286,3 @@ STEPS |= {
     for kind in kv_types.STORES
     for which, make in (("k", _write_keys), ("v", _write_values))
 }
-KERNELS = tuple(write_half(kind, which) for kind in kv_types.STORES for which in "kv")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpath.bench.blank import blank
-from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, kv_types, ops, program, rehearsal, table
+from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, ops, program, rehearsal, table
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
@@ -167,7 +167,7 @@ def test_pattern(name, fmt):
     call, n_launches = PATTERNS[name]
     block = QUANT_FORMATS[fmt].block_size
 
-    @settings(max_examples=4)
+    @settings(max_examples=3)
     @given(seed=st.integers(0, 99), T=st.integers(1, 16), blocks=st.integers(1, 9 if block == 32 else 3))
     def some(seed, T, blocks):
         n = Numbers(seed, T, blocks * block, fmt)
@@ -190,11 +190,11 @@ def test_a_row_as_wide_as_memory_allows():
         check(lambda n=n: _norm_sum_norm_product(n), 2, ONCE)
 
 
-@pytest.mark.parametrize("kind", kv_types.LOADS)
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_heads(kind):
     """Norm, rotation and storing of q, k and v in one launch; attention; its pieces joined and rounded."""
 
-    @settings(max_examples=3)
+    @settings(max_examples=2)
     @given(seed=st.integers(0, 99), T=st.integers(1, 16), H=st.sampled_from([16, 48, 256, 512]))
     def some(seed, T, H):
         K, N = 2, 6
