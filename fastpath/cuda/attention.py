@@ -98,6 +98,24 @@ def _sum_of_every_fourth(x):
     return x
 
 
+@cuda.jit(device=True)
+def add_products(sums, queries, c, H, keys):
+    """Component c of HEADS queries times that of 8 positions."""
+    for h in range(HEADS):
+        component = queries[h * H + c]
+        for i in range(8):
+            sums[h * 8 + i] += component * keys[i]
+
+
+@cuda.jit(device=True)
+def add_weighted(sums, scores, place, values):
+    """8 components of a position, weighted for HEADS heads."""
+    for h in range(HEADS):
+        weight = scores[h * PIECE + place]
+        for i in range(8):
+            sums[h * 8 + i] += weight * values[i]
+
+
 def _part(load_keys, load_values):
     def kernel(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
         queries, scores = cuda.shared.array(QUERIES, float32), cuda.shared.array(SCORES, float32)
@@ -130,12 +148,17 @@ def _part(load_keys, load_values):
             sums = cuda.local.array(SUMS, float32)
             for i in range(SUMS):
                 sums[i] = float32(0)
-            for c in range(eighth, H, 8):
-                keys = load_keys(k_pages, block, H, columns, c, eight)
-                for h in range(HEADS):
-                    component = queries[h * H + c]
-                    for i in range(8):
-                        sums[h * 8 + i] += component * keys[i]
+            for c in range(eighth, H - 24, 32):  # four loads on their way
+                a = load_keys(k_pages, block, H, columns, c, eight)
+                b = load_keys(k_pages, block, H, columns, c + 8, eight)
+                d = load_keys(k_pages, block, H, columns, c + 16, eight)
+                e = load_keys(k_pages, block, H, columns, c + 24, eight)
+                add_products(sums, queries, c, H, a)
+                add_products(sums, queries, c + 8, H, b)
+                add_products(sums, queries, c + 16, H, d)
+                add_products(sums, queries, c + 24, H, e)
+            for c in range(eighth + (H + 7 - eighth) // 32 * 32, H, 8):
+                add_products(sums, queries, c, H, load_keys(k_pages, block, H, columns, c, eight))
             is_seen = first <= p + eight + eighth and p + eight + eighth <= last
             for h in range(HEADS):
                 score = float32(LOWEST)
@@ -171,15 +194,23 @@ def _part(load_keys, load_values):
             sums = cuda.local.array(SUMS, float32)
             for i in range(SUMS):
                 sums[i] = float32(0)
-            for place in range(eighth, PIECE, 8):
+            for place in range(eighth, PIECE, STEP):  # four positions of a block: four loads on their way
                 p = start + place
-                if first <= p and p <= last:
-                    block = block_of(table, sequence, p, K, head, blocks)
-                    values = load_values(v_pages, block, columns, column, p % STEP, eight)
-                    for h in range(HEADS):
-                        weight = scores[h * PIECE + place]
-                        for i in range(8):
-                            sums[h * 8 + i] += weight * values[i]
+                if p + 24 < first or p > last:
+                    continue
+                block = block_of(table, sequence, p, K, head, blocks)
+                a = load_values(v_pages, block, columns, column, p % STEP, eight)
+                b = load_values(v_pages, block, columns, column, p % STEP + 8, eight)
+                d = load_values(v_pages, block, columns, column, p % STEP + 16, eight)
+                e = load_values(v_pages, block, columns, column, p % STEP + 24, eight)
+                if first <= p:
+                    add_weighted(sums, scores, place, a)
+                if first <= p + 8 and p + 8 <= last:
+                    add_weighted(sums, scores, place + 8, b)
+                if first <= p + 16 and p + 16 <= last:
+                    add_weighted(sums, scores, place + 16, d)
+                if first <= p + 24 and p + 24 <= last:
+                    add_weighted(sums, scores, place + 24, e)
             c = column * STEP + eight + eighth
             for h in range(HEADS):
                 value = float32(0)

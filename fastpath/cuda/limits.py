@@ -173,7 +173,7 @@ def _of_weight(
 
 
 L2_BYTES = 50 << 20
-ATTENTION_IN_FLIGHT = 32 * 16  # bytes of a warp of attention: one load of each lane
+ATTENTION_IN_FLIGHT = 4 * 32 * 16  # bytes of a warp of attention: four loads of each lane
 
 
 def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
