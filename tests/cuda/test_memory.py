@@ -18,20 +18,34 @@ EXPLAINED = {
     "many": (0.2, "a scale per token and step: the next steps' lie in the same sector, in L1"),
     "route": (0.14, "scales of the chosen experts, wherever they lie: 8 of them a token"),
 }  # fmt: skip
+# The same for shared memory
+CONFLICTS = {
+    "linear_": (
+        0.5,
+        "a chain's last blocks, fewer than four, one by one: three loads of a warp",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", table.KERNELS)
 def test_memory(name):
     with device.use(Profiler()) as profiler:
         cases.call_of(name)()
-    least = min([bound for start, (bound, _) in EXPLAINED.items() if name.startswith(start)], default=1)
+    least, of_shared = _least(name, EXPLAINED), _least(name, CONFLICTS)
     for site in profiler.sites[name]:
         if site.space == "shared":
-            assert site.efficiency == 1, f"bank conflicts: {site}"
+            is_known = site.requests <= 3 and site.efficiency >= of_shared
+            assert site.efficiency == 1 or is_known, f"bank conflicts: {site}"
+                f"bank conflicts: {site}"
+            )
         elif site.instruction.startswith("ld."):
             assert site.efficiency >= least, f"sectors of which parts are used: {site}"
 
 
+def _least(name, explained):
+    return min([bound for start, (bound, _) in explained.items() if name.startswith(start)], default=1)
+
+
 def test_explanations_are_used():
-    for start in EXPLAINED:
+    for start in (*EXPLAINED, *CONFLICTS):
         assert any(name.startswith(start) for name in table.KERNELS), f"no kernel is called {start}..."
