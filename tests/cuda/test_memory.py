@@ -20,10 +20,7 @@ EXPLAINED = {
 }  # fmt: skip
 # The same for shared memory
 CONFLICTS = {
-    "linear_": (
-        0.5,
-        "a chain's last blocks, fewer than four, one by one: three loads of a warp",
-    ),
+    "linear_": (0.5, "a chain's last blocks, fewer than four, one by one: three loads of a warp"),
 }
 
 
@@ -36,8 +33,6 @@ def test_memory(name):
         if site.space == "shared":
             is_known = site.requests <= 3 and site.efficiency >= of_shared
             assert site.efficiency == 1 or is_known, f"bank conflicts: {site}"
-                f"bank conflicts: {site}"
-            )
         elif site.instruction.startswith("ld."):
             assert site.efficiency >= least, f"sectors of which parts are used: {site}"
 
