@@ -59,13 +59,15 @@ class Gpu:
 
     def capture(self, launches):
         """One CUDA graph.  All kernels have been launched before: while one is captured, nothing may be
-        compiled or loaded."""
+        compiled or loaded.  Each but the first may start before the one ahead has ended (early.py)."""
         builder = self._driver.graph_builder()
         builder.begin_building()
         try:
-            for launch in launches:
+            for i, launch in enumerate(launches):
                 function = self._compiled[launch.kernel]
-                self._driver.launch(function, launch.grid, launch.threads, launch.arguments, builder)
+                self._driver.launch(
+                    function, launch.grid, launch.threads, launch.arguments, builder, is_early=i > 0
+                )
         finally:
             builder.end_building()
         graph = builder.complete()

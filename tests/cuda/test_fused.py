@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpath.bench.blank import blank
-from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, ops, program, rehearsal, table
+from fastpath.cuda import device, early, fuse, fuse_flow, fused_kernels, ops, program, rehearsal, table
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
 from tests import strategies, tiny
-from tests.gpu_on_cpu import devices, launching, needs, sass
+from tests.gpu_on_cpu import devices, launching, needs, offline, sass
 
 ROUGH = devices.executor_one(launching.SCHEDULES[2:4])
 FEW = devices.executor_one((launching.SCHEDULES[3], launching.SCHEDULES[4]))
@@ -176,11 +176,18 @@ def test_pattern(name, fmt):
     some()
 
 
+class Early(devices.Executor):
+    """Runs what a GPU would, from sm_90 on."""
+
+    def launch(self, kernel, grid, threads, *arguments):
+        super().launch(early.kernel_of(kernel), grid, threads, *arguments)
+
+
 @pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "experts"])
 def test_pattern_in_ptx(name):
     call, n_launches = PATTERNS[name]
     n = Numbers(1, 3, 256, "Q4_K")
-    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,)))
+    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,), Early))
 
 
 def test_a_row_as_wide_as_memory_allows():
@@ -298,13 +305,17 @@ def test_launches_of_published_sizes(spec):
 
 @pytest.mark.parametrize("spec", PUBLISHED)
 def test_machine_code(spec):
-    """Of every fused kernel that a step launches often."""
+    """Of every kernel that a step launches often, as it starts early."""
     if needs.missing_assembler():
         pytest.skip(needs.missing_assembler())
     _, launches = _step(spec)
     names = Counter(launch.kernel.name for launch in launches)
     kernels = {launch.kernel.name: launch.kernel for launch in launches}
-    for name, n in names.items():
-        if n >= OFTEN and name.startswith("fused"):
-            faults = sass.faults(kernels[name], (9, 0))
-            assert not faults, f"{name}: {'; '.join(faults)}"
+    often = [early.kernel_of(kernels[name]) for name, n in names.items() if n >= OFTEN]
+    for kernel, code in zip(often, sass.codes(often, (9, 0)), strict=True):
+        faults = sass.faults(kernel, (9, 0), code)
+        assert not faults, f"{kernel.name}: {'; '.join(faults)}"
+        assert early.waits_first(offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds))
+        asks = any(name.startswith("UBLKPF.L2") for name in code.mnemonics)
+        assert asks == ("linear" in kernel.name or "float" in kernel.name), kernel.name
+        assert code.mnemonics["ACQBULK"] == code.mnemonics["PREEXIT"] == 1

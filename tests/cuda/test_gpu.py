@@ -66,7 +66,7 @@ def test_a_program_is_warm_before_it_is_captured_and_reads_inputs_before_it_runs
 def test_a_capture_ends_when_it_fails(gpu):
     x = np.ones(6, np.float32)
 
-    def break_it(kernel, grid, threads, arguments, stream=0):
+    def break_it(kernel, grid, threads, arguments, stream=0, **options):
         if stream:
             raise RuntimeError("no")
 
