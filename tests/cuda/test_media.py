@@ -18,6 +18,17 @@ from tests.oracle import goldens
 from tests.tolerances import ORACLE_F32_ABS
 
 N_NEW = 3
+WHOLE = ("e2b", "12b")  # towers for pixels and sounds, and a model without towers
+
+
+def _slow_but(families):
+    """All families as parameters; those that are not named are slow."""
+    return [
+        pytest.param(family, marks=[] if family in families else [pytest.mark.slow])
+        for family in tiny_mmproj.ENCODERS
+    ]
+
+
 # an image of more tokens than the windows of 7 and 8; a sound, where a family hears; two frames of a video
 PROMPTS = (
     [(tiny_prompts.IMAGE, "odd")],
@@ -85,7 +96,7 @@ def _answers(table, model, media, cases):
     return found
 
 
-@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+@pytest.mark.parametrize("family", _slow_but(WHOLE))
 def test_the_tokens_that_follow(family, files, executor):
     model, media = load_model(files[family][0]), load_media(files[family][1])
     cases = [_prompt(family, media, parts) for parts in PROMPTS]
@@ -95,7 +106,7 @@ def test_the_tokens_that_follow(family, files, executor):
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
-@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+@pytest.mark.parametrize("family", _slow_but(("e2b", "12b", "26b")))
 def test_soft_tokens(family, activations, files, executor):
     """All that is traced: against the definitions; with rounded activations, against the CPU's kernels."""
     media = load_media(files[family][1])
