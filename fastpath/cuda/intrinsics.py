@@ -194,17 +194,24 @@ load_v4 = _load("ld.global.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
 
 
-@intrinsic
-def store_shared_v4(typingctx, array, index, words):
+def _store(opcode, address):
     """Four words to array[index], at a multiple of 16 bytes."""
 
-    def codegen(context, builder, sig, args):
-        at = _shared(context, builder, sig.args[0], args[0], args[1])
-        values = [at, *cgutils.unpack_tuple(builder, args[2])]
-        _emit(builder, f"st.shared.v4.u32 [$0], {_group(1, 4)};", [], values, touches_memory=True)
-        return context.get_dummy_value()
+    @intrinsic
+    def function(typingctx, array, index, words):
+        def codegen(context, builder, sig, args):
+            at = address(context, builder, sig.args[0], args[0], args[1])
+            values = [at, *cgutils.unpack_tuple(builder, args[2])]
+            _emit(builder, f"{opcode} [$0], {_group(1, 4)};", [], values, touches_memory=True)
+            return context.get_dummy_value()
 
-    return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+        return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+
+    return function
+
+
+store_v4 = _store("st.global.v4.u32", _global)
+store_shared_v4 = _store("st.shared.v4.u32", _shared)
 
 
 # -- asynchronous copies from global to shared memory

@@ -1,9 +1,10 @@
 """Every kernel loads whole sectors and has no bank conflicts, or it is said here why not."""
 
+import numpy as np
 import pytest
 
-from fastpath.cuda import device, table
-from tests.cuda import cases
+from fastpath.cuda import device, probe, table
+from tests.cuda import cases, families
 from tests.gpu_on_cpu.traffic import Profiler
 
 # Beginning of a kernel's name: (efficiency of its worst load, why that is no loss)
@@ -24,7 +25,7 @@ CONFLICTS = {
 }
 
 
-@pytest.mark.parametrize("name", table.KERNELS)
+@pytest.mark.parametrize("name", families.kernels())
 def test_memory(name):
     with device.use(Profiler()) as profiler:
         cases.call_of(name)()
@@ -35,6 +36,17 @@ def test_memory(name):
             assert site.efficiency == 1 or is_known, f"bank conflicts: {site}"
         elif site.instruction.startswith("ld."):
             assert site.efficiency >= least, f"sectors of which parts are used: {site}"
+
+
+def test_memory_of_probes():
+    """What measures a card must not be slow for reasons of its own."""
+    words = np.zeros(4 * 512, np.int32)
+    profiler = Profiler()
+    profiler.launch(probe.FILL, 2, probe.THREADS, -1, 0, words)
+    profiler.launch(probe.COPY, 2, probe.THREADS, words, words.copy())
+    for kernel in (probe.FILL, probe.COPY):
+        assert profiler.sites[kernel.name]
+        assert all(site.efficiency == 1 for site in profiler.sites[kernel.name]), profiler.sites
 
 
 def _least(name, explained):

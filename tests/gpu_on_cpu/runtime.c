@@ -351,11 +351,12 @@ PTX(ld_shared_v4_u32) {
   load(&at, out, 4);
 }
 
-PTX(st_shared_v4_u32) { // [to], four words
-  u64 at = (u32)in[0];
+static void store(u64 at, const u64 *words) {
   aligned(at, 16);
-  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = in[1 + i];
+  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = words[i];
 }
+PTX(st_global_v4_u32) { store(in[0], in + 1); } // [to], four words
+PTX(st_shared_v4_u32) { store((u32)in[0], in + 1); }
 
 static void load_matrix(const u64 *in, u64 *out, int count, int is_transposed) {
   me->in[0] = in[0], me->in[1] = count, me->in[2] = is_transposed;
