@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from fastpath.cuda import device, probe, table
-from tests.cuda import cases, families
+from tests.cuda import cases, families, test_fused
+from tests.gpu_on_cpu import devices, launching
 from tests.gpu_on_cpu.traffic import Profiler
 
+ONCE = devices.executor_one((launching.LOCKSTEP,))
 # Beginning of a kernel's name: (efficiency of its worst load, why that is no loss)
 EXPLAINED = {
     "attention_part_f32": (0.5, "a lane's 8 floats are two loads; the second finds its sectors in L1"),
@@ -29,8 +31,34 @@ CONFLICTS = {
 def test_memory(name):
     with device.use(Profiler()) as profiler:
         cases.call_of(name)()
+    _check(name, profiler.sites[name])
+
+
+FUSED = ("norm, sum, scale, norm, rounding", "three products", "gate and rounding")
+
+
+@pytest.mark.parametrize("pattern", FUSED)
+def test_memory_of_fused_kernels(pattern):
+    """Those of dense layers, in Q8_0; they go by the explanations of their first step."""
+    numbers = test_fused.Numbers(0, 3, 256, "Q8_0")
+    _, launches = test_fused.replayed(lambda: test_fused.PATTERNS[pattern][0](numbers), ONCE)
+    profiler = Profiler()
+    for launch in launches:
+        profiler.launch(launch.kernel, launch.grid, launch.threads, *map(_memory, launch.arguments))
+    fused = [name for name in profiler.sites if name.startswith("fused_")]
+    assert fused
+    for name in fused:
+        _check(name.removeprefix("fused_"), profiler.sites[name])
+
+
+def _memory(argument):
+    """What is written is written where the next launch reads it."""
+    return argument._memory if isinstance(argument, devices.DeviceArray) else argument
+
+
+def _check(name, sites):
     least, of_shared = _least(name, EXPLAINED), _least(name, CONFLICTS)
-    for site in profiler.sites[name]:
+    for site in sites:
         if site.space == "shared":
             is_known = site.requests <= 3 and site.efficiency >= of_shared
             assert site.efficiency == 1 or is_known, f"bank conflicts: {site}"
