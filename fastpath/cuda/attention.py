@@ -27,7 +27,7 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from fastpath.cuda import device, kv_types
 from fastpath.cuda.attention_relative import attend_to_neighbours
@@ -243,10 +243,10 @@ def _part(of_keys, of_values):
         scores = cuda.shared.array(PARTIAL_SCORES, float32)
         weights = cuda.shared.array(SCORES, float32, alignment=16)
         N, H = q.shape[1], q.shape[2]
-        group = N // K
-        in_group = (group + HEADS - 1) // HEADS
-        t, head = cuda.blockIdx.z, cuda.blockIdx.y // in_group
-        n0 = head * group + cuda.blockIdx.y % in_group * HEADS
+        group = int32(uint32(N) // uint32(K))
+        in_group, y = uint32((group + HEADS - 1) // HEADS), uint32(cuda.blockIdx.y)
+        t, head = cuda.blockIdx.z, int32(y // in_group)
+        n0 = head * group + int32(y % in_group) * HEADS
         n_heads = min(HEADS, (head + 1) * group - n0)
         first, last = max(0, positions[t] - window + 1), ends[t]
         start = (first // PIECE + cuda.blockIdx.x) * PIECE

@@ -11,7 +11,7 @@ Eight neighbours are positions of a component of a key, or components of a posit
 from collections.abc import Callable
 from typing import NamedTuple
 
-from numba import cuda, float32, int32, int64, uint8, uint16
+from numba import cuda, float32, int32, int64, uint8, uint16, uint32
 
 from fastpath.cuda.intrinsics import (
     add_rn,
@@ -345,6 +345,10 @@ STORES = {
 
 @cuda.jit(device=True)
 def block_of(table, lane, position, K, head, blocks):
-    """Number of the block of 32 positions of a head; a page has `blocks` of them."""
-    page = table[lane, position // (STEP * blocks) % table.shape[1]]
-    return (int64(page) * K + head) * blocks + position // STEP % blocks
+    """Number of the block of 32 positions of a head; a page has `blocks` of them.
+
+    Places in the table are divided in 32 bits, without a sign: a device takes 64 bits by a loop.
+    """
+    block, of_page, held = uint32(position >> 5), uint32(blocks), uint32(table.shape[1])
+    page = table[lane, block // of_page % held]
+    return (int64(page) * K + head) * blocks + block % of_page
