@@ -134,7 +134,10 @@ PATTERNS = {
 BARRIER = "cuda.syncthreads()"
 
 
-@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "gate and rounding", "experts"])
+BARRIERS = ("norm, sum, scale, norm, rounding", "gate and rounding", "experts")
+
+
+@pytest.mark.parametrize("name", _slow_but(BARRIERS[:2], BARRIERS))
 def test_each_barrier_is_needed(name, monkeypatch):
     """Without any one of those between steps, executor one sees it."""
     call, source = PATTERNS[name][0], fused_kernels.source
