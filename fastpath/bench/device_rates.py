@@ -38,7 +38,8 @@ def ceilings(n_bytes: int = 1 << 30, turns: int = 4096, blocks: int = BLOCKS) ->
 
 
 def launch_overhead(clock: Any, n: int = 1000) -> dict[str, float]:
-    """Seconds of one of n empty kernels that depend on each other: launched one by one, and in a graph."""
+    """Seconds of one of n empty kernels that depend on each other: launched one by one, and in a graph, as
+    programs are and each after the one before it has ended."""
     here, host = device.real(), np.empty(1, np.int32)
     out = here.put(np.zeros(1, np.int32), np.int32)
     launch = Launch(probe.NOTHING, 1, 32, (out,))
@@ -57,9 +58,10 @@ def launch_overhead(clock: Any, n: int = 1000) -> dict[str, float]:
 
     found = {"launch": taken(one_by_one)}
     try:
-        run = here.capture([launch] * n)
-        run()
-        found["graph"] = taken(run)
+        for name, is_early in (("graph", True), ("graph_in_turn", False)):
+            run = here.capture([launch] * n, is_early)
+            run()
+            found[name] = taken(run)
     except Exception as error:  # of the driver or cuda.core: what runs without graphs is still measured
         found["graph_error"] = f"{type(error).__name__}: {error}"[:300]  # type: ignore[assignment]
     return found

@@ -1,5 +1,6 @@
 """`device-check` as a whole: its parts in order of weight, within a time; results as JSON and as text."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -102,9 +103,11 @@ def text(found: dict[str, Any]) -> str:
             f"mma int8 {rates['mma_s8'] / 1e12:.0f} TOP/s, mma bf16 {rates['mma_bf16'] / 1e12:.0f} TFLOP/s"
         )
     if "launch" in (costs := found["launches"]):
-        in_graph = costs.get("graph")
+        in_graph, in_turn = costs.get("graph"), costs.get("graph_in_turn", math.nan)
         graph = (
-            f"no graph: {costs['graph_error']}" if in_graph is None else f"{1e6 * in_graph:.2f} us in a graph"
+            f"no graph: {costs['graph_error']}"
+            if in_graph is None
+            else f"{1e6 * in_graph:.2f} us in a graph, {1e6 * in_turn:.2f} in turn"
         )
         assumed = f"predictions assume {1e6 * limits.H200.gap_s:.1f}"
         lines.append(f"a launch    {1e6 * costs['launch']:.2f} us alone, {graph} ({assumed})")

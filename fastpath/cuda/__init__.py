@@ -13,6 +13,7 @@ says so, and everything else works.
     table.py       all kernels by name
     intrinsics.py  PTX instructions that Numba has no name for
     layout.py      weights as they lie in device memory
+    fuse.py        fewer launches for the same bytes: fuse_flow.py, fused_kernels.py, fused_steps.py
 
 No development machine has a GPU: tests/gpu_on_cpu/ runs the same kernels on the CPU, from their IR and from
 their PTX.

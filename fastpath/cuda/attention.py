@@ -5,39 +5,46 @@
 
 Two launches:
 
-attention_part   grid pieces of 256 positions, counted from position 0, from the first that is seen; query
+attention_part   grid pieces of 64 positions, counted from position 0, from the first that is seen; query
                  heads, HEADS at a time; tokens
-                 block 4 warps
-                 scores  a warp takes 32 positions; a lane reads 8 positions of a component at once, 16 bytes,
-                         and keeps their sums over every eighth component; 8 lanes add up
+                 block 8 warps
+                 scores  a warp takes 32 positions of a quarter of the components; a lane reads 8 positions of
+                         a component at once, 16 bytes, and keeps their sums over every 32nd component; 8
+                         lanes add up, then the quarters
                  values  a warp takes 32 components; a lane reads 8 components of a position at once, and
                          keeps their sums over every eighth position; 8 lanes add up
+                 loads   eight of a lane are on their way at a time, of 256 components (four of 128, where
+                         eight do not fit its registers) or 64 positions; with types of 16 bits those of the
+                         first values before anybody has a score
                  traffic keys and values once per HEADS heads; float32 sums of a piece, once
 attention_join   grid tokens, heads; block a thread per component: pieces in ascending order, one division
 
 Pieces, and the order of every sum in them, hang on positions alone: not on pages, batch or chunk.
+A piece of whose halves only one is seen reads that one twice, and throws away what it gives the second time.
 """
 
 import math
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from fastpath.cuda import device, kv_types
 from fastpath.cuda.attention_relative import attend_to_neighbours
-from fastpath.cuda.intrinsics import fma_rn
+from fastpath.cuda.intrinsics import add_rn, as_f32, fma_rn, load_shared_v4
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
-from fastpath.cuda.warp import WHOLE_WARP
+from fastpath.cuda.warp import WHOLE_WARP, warp_sum
 from refimpl.kv_types import STEP
 
-PIECE = 256  # positions
-WARPS, HEADS = 4, 4
+PIECE = 64  # positions
+WARPS, HEADS = 8, 4
+QUARTERS = WARPS * STEP // PIECE
 THREADS = 32 * WARPS
 MAX_H = 512
 QUERIES = HEADS * MAX_H
 SCORES = HEADS * PIECE
+PARTIAL_SCORES = QUARTERS * SCORES
 SUMS = HEADS * 8
 LOWEST = -3.0e38
 SCRATCH = 1 << 28  # bytes for partial results; with more, tokens come in several launches
@@ -91,106 +98,218 @@ def relative_attention(q, k, v, relative, q_scale, k_scale, cap, *, out=None):
 
 
 @cuda.jit(device=True)
-def _sum_of_every_fourth(x):
-    """Over the 8 lanes whose numbers differ in the upper three bits."""
-    for distance in (4, 8, 16):
-        x += cuda.shfl_xor_sync(WHOLE_WARP, x, distance)
-    return x
+def _halve(sums, n, distance):
+    """Of 2n sums of each head, a lane hands half to the lane `distance` away, and adds what it is handed."""
+    is_upper = cuda.threadIdx.x & distance != 0
+    for h in range(HEADS):
+        for i in range(n):
+            low, high = sums[h * 8 + i], sums[h * 8 + n + i]
+            mine, others = (high, low) if is_upper else (low, high)
+            sums[h * 8 + i] = add_rn(mine, cuda.shfl_xor_sync(WHOLE_WARP, others, distance))
 
 
-def _part(load_keys, load_values):
+@cuda.jit(device=True)
+def _add_up(sums):
+    """Over the 8 lanes whose numbers differ in the upper three bits: lane 4i + j has sum i, for each head."""
+    _halve(sums, 4, 16)
+    _halve(sums, 2, 8)
+    _halve(sums, 1, 4)
+
+
+@cuda.jit(device=True)
+def _add_products(sums, a, b, c, d, numbers):
+    """Eight numbers times those of HEADS heads."""
+    for i in range(8):
+        sums[i] = fma_rn(as_f32(a), numbers[i], sums[i])
+        sums[8 + i] = fma_rn(as_f32(b), numbers[i], sums[8 + i])
+        sums[16 + i] = fma_rn(as_f32(c), numbers[i], sums[16 + i])
+        sums[24 + i] = fma_rn(as_f32(d), numbers[i], sums[24 + i])
+
+
+def _of_keys(words, widened, n):
+    """(n loads of a lane, 4 or 8, 32 components apart; adding up one of them; adding up all)"""
+
+    @cuda.jit(device=True)
+    def load_4(pages, block, H, columns, c, eight):
+        return (
+            words(pages, block, H, columns, c, eight),
+            words(pages, block, H, columns, c + 32, eight),
+            words(pages, block, H, columns, c + 64, eight),
+            words(pages, block, H, columns, c + 96, eight),
+        )
+
+    @cuda.jit(device=True)
+    def add(sums, queries, c, loaded, eight):
+        a, b, d, e = load_shared_v4(queries, HEADS * c)
+        _add_products(sums, a, b, d, e, widened(loaded, eight))
+
+    @cuda.jit(device=True)
+    def add_4(sums, queries, c, loaded, eight):
+        add(sums, queries, c, loaded[0], eight)
+        add(sums, queries, c + 32, loaded[1], eight)
+        add(sums, queries, c + 64, loaded[2], eight)
+        add(sums, queries, c + 96, loaded[3], eight)
+
+    @cuda.jit(device=True)
+    def load_8(pages, block, H, columns, c, eight):
+        return load_4(pages, block, H, columns, c, eight) + load_4(pages, block, H, columns, c + 128, eight)
+
+    @cuda.jit(device=True)
+    def add_8(sums, queries, c, loaded, eight):
+        add_4(sums, queries, c, loaded[:4], eight)
+        add_4(sums, queries, c + 128, loaded[4:], eight)
+
+    return (load_8, add, add_8) if n == 8 else (load_4, add, add_4)
+
+
+def _of_values(words, widened):
+    """(eight loads of a lane, 8 positions apart, from both halves of a piece; adding them up)"""
+
+    @cuda.jit(device=True)
+    def load_4(pages, block, columns, column, eighth, eight):
+        return (
+            words(pages, block, columns, column, eighth, eight),
+            words(pages, block, columns, column, eighth + 8, eight),
+            words(pages, block, columns, column, eighth + 16, eight),
+            words(pages, block, columns, column, eighth + 24, eight),
+        )
+
+    @cuda.jit(device=True)
+    def load(pages, low, high, columns, column, eighth, eight):
+        return load_4(pages, low, columns, column, eighth, eight) + load_4(
+            pages, high, columns, column, eighth, eight
+        )
+
+    @cuda.jit(device=True)
+    def add_4(sums, weights, place, lo, hi, loaded, eight):
+        """Where the weights lie: see `_weight_at`."""
+        at = HEADS * place
+        if lo <= place and place <= hi:
+            a, b, c, d = load_shared_v4(weights, at)
+            _add_products(sums, a, b, c, d, widened(loaded[0], eight))
+        if lo <= place + 8 and place + 8 <= hi:
+            d, a, b, c = load_shared_v4(weights, at + 32)
+            _add_products(sums, a, b, c, d, widened(loaded[1], eight))
+        if lo <= place + 16 and place + 16 <= hi:
+            c, d, a, b = load_shared_v4(weights, at + 64)
+            _add_products(sums, a, b, c, d, widened(loaded[2], eight))
+        if lo <= place + 24 and place + 24 <= hi:
+            b, c, d, a = load_shared_v4(weights, at + 96)
+            _add_products(sums, a, b, c, d, widened(loaded[3], eight))
+
+    @cuda.jit(device=True)
+    def add(sums, weights, eighth, lo, hi, loaded, eight):
+        """Positions lo .. hi of the piece."""
+        add_4(sums, weights, eighth, lo, hi, loaded[:4], eight)
+        add_4(sums, weights, eighth + STEP, lo, hi, loaded[4:], eight)
+
+    return load, add
+
+
+@cuda.jit(device=True)
+def _weight_at(place, h):
+    """Heads of a position side by side, turned every 8 positions: a head's warp stores without conflicts."""
+    return HEADS * place + (h + (place >> 3) & HEADS - 1)
+
+
+@cuda.jit(device=True)
+def _weigh(scores, weights, h, lane, lo, hi):
+    """A head's scores of both halves become weights: (largest score, sum of weights), in every lane."""
+    low, high = scores[h * PIECE + lane], scores[h * PIECE + STEP + lane]
+    for i in range(1, QUARTERS):
+        low = add_rn(low, scores[i * SCORES + h * PIECE + lane])
+        high = add_rn(high, scores[i * SCORES + h * PIECE + STEP + lane])
+    sees_low, sees_high = lo <= lane and lane <= hi, lo <= lane + STEP and lane + STEP <= hi
+    low, high = low if sees_low else float32(LOWEST), high if sees_high else float32(LOWEST)
+    peak = max(low, high)
+    for distance in (16, 8, 4, 2, 1):
+        peak = max(peak, cuda.shfl_xor_sync(WHOLE_WARP, peak, distance))
+    low = math.exp(low - peak) if sees_low else float32(0)
+    high = math.exp(high - peak) if sees_high else float32(0)
+    weights[_weight_at(lane, h)], weights[_weight_at(lane + STEP, h)] = low, high
+    return peak, warp_sum(add_rn(low, high))
+
+
+def _part(of_keys, of_values):
+    together = 8 if of_keys.n_words <= 4 else 4  # loads of keys
+    load_keys, add_key, add_keys = _of_keys(of_keys.key_words, of_keys.keys, together)
+    every, but_last = 32 * together, 32 * (together - 1)
+    load_values, add_values = _of_values(of_values.value_words, of_values.values)
+    key_words = of_keys.key_words
+    is_early = of_keys.n_words + of_values.n_words <= 8  # keys and values find room in registers
+
     def kernel(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
-        queries, scores = cuda.shared.array(QUERIES, float32), cuda.shared.array(SCORES, float32)
+        queries = cuda.shared.array(QUERIES, float32, alignment=16)
+        scores = cuda.shared.array(PARTIAL_SCORES, float32)
+        weights = cuda.shared.array(SCORES, float32, alignment=16)
         N, H = q.shape[1], q.shape[2]
-        group = N // K
-        in_group = (group + HEADS - 1) // HEADS
-        t, head = cuda.blockIdx.z, cuda.blockIdx.y // in_group
-        n0 = head * group + cuda.blockIdx.y % in_group * HEADS
+        group = int32(uint32(N) // uint32(K))
+        in_group, y = uint32((group + HEADS - 1) // HEADS), uint32(cuda.blockIdx.y)
+        t, head = cuda.blockIdx.z, int32(y // in_group)
+        n0 = head * group + int32(y % in_group) * HEADS
         n_heads = min(HEADS, (head + 1) * group - n0)
         first, last = max(0, positions[t] - window + 1), ends[t]
         start = (first // PIECE + cuda.blockIdx.x) * PIECE
         if start > last:
             return
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
-        sequence = seq_ids[t]
         columns = (H + STEP - 1) // STEP
+        lo, hi = max(0, first - start), last - start  # positions of the piece that are seen
+        low = block_of(table, seq_ids[t], start + (0 if lo < STEP else STEP), K, head, blocks)
+        high = block_of(table, seq_ids[t], start + (STEP if hi >= STEP else 0), K, head, blocks)
+        eight, eighth = (lane & 3) * 8, lane >> 2
+        half, quarter = warp & 1, warp >> 1
+        block = high if half == 1 else low
+        c0, column = 8 * quarter + eighth, min(warp, columns - 1)
 
         for i in range(cuda.threadIdx.x, HEADS * H, THREADS):
-            queries[i] = q[t, n0 + i // H, i % H] if i // H < n_heads else float32(0)
+            h = i & HEADS - 1
+            queries[i] = q[t, n0 + h, i >> 2] if h < n_heads else float32(0)
         cuda.syncthreads()
 
-        eight, eighth = (lane & 3) * 8, lane >> 2
-        for step in range(warp, PIECE // STEP, WARPS):
-            p = start + step * STEP
-            if p + STEP <= first or p > last:
-                for h in range(HEADS):
-                    scores[h * PIECE + step * STEP + lane] = float32(LOWEST)
-                continue
-            block = block_of(table, sequence, p, K, head, blocks)
-            sums = cuda.local.array(SUMS, float32)
-            for i in range(SUMS):
-                sums[i] = float32(0)
-            for c in range(eighth, H, 8):
-                keys = load_keys(k_pages, block, H, columns, c, eight)
-                for h in range(HEADS):
-                    component = queries[h * H + c]
-                    for i in range(8):
-                        sums[h * 8 + i] += component * keys[i]
-            is_seen = first <= p + eight + eighth and p + eight + eighth <= last
-            for h in range(HEADS):
-                score = float32(LOWEST)
-                for i in range(8):
-                    total = _sum_of_every_fourth(sums[h * 8 + i])
-                    if is_seen and eighth == i:
-                        score = total
-                scores[h * PIECE + step * STEP + eight + eighth] = score
+        sums = cuda.local.array(SUMS, float32)
+        for i in range(SUMS):
+            sums[i] = float32(0)
+        if is_early:
+            values = load_values(v_pages, low, high, columns, column, eighth, eight)
+        for c in range(c0, H - but_last, every):
+            add_keys(sums, queries, c, load_keys(k_pages, block, H, columns, c, eight), eight)
+        for c in range(c0 + max(0, H + 31 - c0) // every * every, H, 32):
+            add_key(sums, queries, c, key_words(k_pages, block, H, columns, c, eight), eight)
+        _add_up(sums)
+        for h in range(HEADS):
+            scores[quarter * SCORES + h * PIECE + half * STEP + eight + eighth] = sums[h * 8]
+        if not is_early:
+            values = load_values(v_pages, low, high, columns, column, eighth, eight)
         cuda.syncthreads()
 
-        if warp < n_heads:  # HEADS <= WARPS: a warp per head
-            peak = float32(LOWEST)
-            for i in range(lane, PIECE, 32):
-                peak = max(peak, scores[warp * PIECE + i])
-            for distance in (16, 8, 4, 2, 1):
-                peak = max(peak, cuda.shfl_xor_sync(WHOLE_WARP, peak, distance))
-            total = float32(0)
-            for i in range(lane, PIECE, 32):
-                p = start + i
-                weight = float32(0)
-                if first <= p and p <= last:
-                    weight = math.exp(scores[warp * PIECE + i] - peak)
-                scores[warp * PIECE + i] = weight
-                total += weight
-            for distance in (16, 8, 4, 2, 1):
-                total += cuda.shfl_xor_sync(WHOLE_WARP, total, distance)
-            if lane == 0:
+        if warp < HEADS:  # a warp per head
+            peak, total = _weigh(scores, weights, warp, lane, lo, hi)
+            if lane == 0 and warp < n_heads:
                 peaks[t, n0 + warp, cuda.blockIdx.x, 0] = peak
                 peaks[t, n0 + warp, cuda.blockIdx.x, 1] = total
         cuda.syncthreads()
 
         for column in range(warp, columns, WARPS):
-            sums = cuda.local.array(SUMS, float32)
+            following = values
+            if is_early and column + WARPS < columns:
+                following = load_values(v_pages, low, high, columns, column + WARPS, eighth, eight)
             for i in range(SUMS):
                 sums[i] = float32(0)
-            for place in range(eighth, PIECE, 8):
-                p = start + place
-                if first <= p and p <= last:
-                    block = block_of(table, sequence, p, K, head, blocks)
-                    values = load_values(v_pages, block, columns, column, p % STEP, eight)
-                    for h in range(HEADS):
-                        weight = scores[h * PIECE + place]
-                        for i in range(8):
-                            sums[h * 8 + i] += weight * values[i]
+            add_values(sums, weights, eighth, lo, hi, values, eight)
+            _add_up(sums)
             c = column * STEP + eight + eighth
             for h in range(HEADS):
-                value = float32(0)
-                for i in range(8):
-                    total = _sum_of_every_fourth(sums[h * 8 + i])
-                    if eighth == i:
-                        value = total
                 if h < n_heads and c < H:
-                    parts[t, n0 + h, cuda.blockIdx.x, c] = value
+                    parts[t, n0 + h, cuda.blockIdx.x, c] = sums[h * 8]
+            if not is_early and column + WARPS < columns:
+                following = load_values(v_pages, low, high, columns, column + WARPS, eighth, eight)
+            values = following
 
     return kernel
+
+
+TOGETHER = 8  # pieces whose numbers are on their way at a time
 
 
 @cuda.jit(device=True)
@@ -198,13 +317,17 @@ def joined(parts, peaks, positions, ends, window, t, head, c):
     """Component c of a head from its pieces."""
     n = ends[t] // PIECE - max(0, positions[t] - window + 1) // PIECE + 1
     peak = float32(LOWEST)
-    for i in range(n):
-        peak = max(peak, peaks[t, head, i, 0])
+    for start in range(0, n, TOGETHER):
+        for i in range(TOGETHER):
+            peak = max(peak, peaks[t, head, min(start + i, n - 1), 0])
     total, value = float32(0), float32(0)
-    for i in range(n):
-        weight = math.exp(peaks[t, head, i, 0] - peak)
-        total = fma_rn(weight, peaks[t, head, i, 1], total)
-        value = fma_rn(weight, parts[t, head, i, c], value)
+    for start in range(0, n, TOGETHER):
+        for i in range(TOGETHER):
+            piece = min(start + i, n - 1)  # the last one again, and nothing comes of it
+            weight = math.exp(peaks[t, head, piece, 0] - peak)
+            of_total, of_value = peaks[t, head, piece, 1], parts[t, head, piece, c]
+            if start + i < n:
+                total, value = fma_rn(weight, of_total, total), fma_rn(weight, of_value, value)
     return value / total
 
 
@@ -251,13 +374,15 @@ def part_kernel(k_kind, v_kind):
     signature = (
         _HEADS, *pages, int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
     )  # fmt: skip
-    function = _part(kv_types.LOADS[k_kind][0], kv_types.LOADS[v_kind][1])
+    function = _part(kv_types.LOADS[k_kind], kv_types.LOADS[v_kind])
+    is_wide = "f32" in (k_kind, v_kind)
     wants = ("LDG.E.64" if k_kind in kv_types.TILE_BYTES else "LDG.E.128", "SHFL", "MUFU.EX2")
     return Kernel(
         function,
         signature,
         wants,
-        registers=128,
+        registers=192 if is_wide else 128,
+        bounds=(THREADS, 1 if is_wide else 2),
         name=f"attention_part_{k_kind}_{v_kind}",
         writes=("parts", "peaks"),
     )

@@ -13,7 +13,8 @@ What programs and caches use as well (program.py, arrays.py):
     memory(n_bytes)       u8[n] for as long as it is held; MemoryError
     staging(n_bytes)      u8[n] of the host, from where copies are fast
     fetch(array, host)    numbers of the device into an array of the host
-    capture(launches)     -> run(): all of them, as fast as the device can, as often as wanted
+    capture(launches)     -> run(): all of them, as fast as the device can, as often as wanted; with
+                          is_early=False each after the one before it has ended
     time(launches)        runs them; seconds of each
 
 Arrays of a device can do what numba's DeviceNDArray can without a copy and without a kernel: shape, strides,

@@ -6,8 +6,21 @@ the default one, so that they run in the order in which they were asked for.
 
 import contextlib
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from fastpath.cuda import early
+
+
+class Compiled(NamedTuple):
+    """
+    function  numba's
+    waits     its PTX waits for the kernel before it: it may be launched early
+    """
+
+    function: Any
+    waits: bool
 
 
 class Driver:
@@ -20,6 +33,7 @@ class Driver:
         self._cuda = cuda
         self.name = str(cuda.get_current_device().name)
         self.stream = _to_core_stream(0)
+        self.can_start_early = tuple(cuda.get_current_device().compute_capability) >= early.FROM
 
     def allocate(self, n_bytes):
         """(memory, address): given back to the device when nobody holds it any more.
@@ -55,10 +69,23 @@ class Driver:
     def compile(self, kernel):
         """For the kernel's signature, and no other: what was checked is what runs."""
         options = {"launch_bounds": kernel.bounds} if kernel.bounds else {}
-        return self._cuda.jit(kernel.signature, **options)(kernel.function)
+        function = early.function_of(kernel) if self.can_start_early else kernel.function
+        made = self._cuda.jit(kernel.signature, **options)(function)
+        return Compiled(made, early.waits_first(_only(made).inspect_asm(None)))
 
-    def launch(self, compiled, grid, threads, arguments, stream=0):
-        compiled[grid, threads, stream](*arguments)
+    def launch(self, compiled, grid, threads, arguments, stream=0, is_early=False):
+        """is_early: before the launch before it has ended, if the kernel waits for that by itself."""
+        if not (is_early and compiled.waits):
+            compiled.function[grid, threads, stream](*arguments)
+            return
+        from cuda.core import LaunchConfig, launch
+
+        kernel = _only(compiled.function)
+        numbers: list[Any] = []
+        for kind, value in zip(kernel.argument_types, arguments, strict=True):
+            kernel._prepare_args(kind, value, stream, [], numbers)
+        config = LaunchConfig(grid=grid, block=threads, programmatic_stream_serialization=True)
+        launch(stream, config, kernel.library.get_cufunc().kernel, *numbers)
 
     def graph_builder(self):
         from cuda.core import Device
@@ -77,6 +104,12 @@ class Driver:
         """Between two events."""
         end.synchronize()
         return self._cuda.event_elapsed_time(start, end) / 1e3
+
+
+def _only(function):
+    """numba's kernel of the only signature that a function was compiled for."""
+    (kernel,) = function.overloads.values()
+    return kernel
 
 
 @contextlib.contextmanager

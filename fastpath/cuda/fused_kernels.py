@@ -93,7 +93,31 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
         bounds=_bounds(parts),
         name=name,
         writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
+        ahead=_ahead(parts, len(types)),
     )
+
+
+def _ahead(parts: tuple[Part, ...], n_arguments: int):
+    """What products do before the kernel ahead has ended; None: there are none."""
+    if not any(isinstance(part, Tiles) for part in parts):
+        return None
+    steps: dict[str, Any] = {}
+
+    def body(part, begin):
+        if not isinstance(part, Tiles):
+            return ["pass"]
+        lines = []
+        for wired, tiles, start in zip(part.members, part.tiles, _starts(part, begin), strict=True):
+            name = f"ahead_{wired.kernel.name}"
+            steps[name] = wired.step.ahead
+            words = ", ".join(f"a{i}" for i in wired.arguments)
+            lines += [f"if b >= {start} and b - {start} < a{tiles}:", f"    {name}(b - {start}, {words})"]
+        return lines
+
+    text = "\n".join([_head("ahead", n_arguments), "    b = cuda.blockIdx.x", *_branches(parts, body)])
+    space = {"cuda": cuda, "int32": int32, **steps}
+    exec(compile(text, "<ahead>", "exec"), space)
+    return cuda.jit(device=True)(space["ahead"])
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
@@ -125,9 +149,37 @@ def _written(part: Part) -> set[int]:
 
 def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
     """Python text of a kernel `fused`, and the functions that it calls by name."""
-    lines: list[str] = []
     steps: dict[str, Any] = {}
-    shared = 0
+    shared = 0  # rows that the parts before took
+
+    def body(part, begin):
+        nonlocal shared
+        if isinstance(part, Tiles):
+            return _tiles(part, begin, steps)
+        if isinstance(part, Block):
+            return _block(part, steps)
+        first, shared = shared, shared + _n_shared(part)
+        return _rows(part, begin, steps, first)
+
+    lines = _branches(parts, body)
+    arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
+    partial = f"cuda.shared.array({MAX_WARPS}, float32)" if _has_norm(parts) else "float32(0)"
+    head = [
+        _head("fused", n_arguments),
+        *(f"    {line}" for line in arrays),
+        f"    partial = {partial}",
+        "    b = cuda.blockIdx.x",
+    ]
+    return "\n".join([*head, *lines]) + "\n", steps
+
+
+def _head(name: str, n_arguments: int) -> str:
+    return f"def {name}({', '.join(f'a{i}' for i in range(n_arguments))}):"
+
+
+def _branches(parts: tuple[Part, ...], body: Any) -> list[str]:
+    """Block b does its part.  body(part, where its blocks begin) -> lines"""
+    lines: list[str] = []
     for k, part in enumerate(parts):
         begin = "int32(0)" if k == 0 else f"a{_end(parts[k - 1])}"
         if k < len(parts) - 1:
@@ -136,17 +188,8 @@ def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
             lines.append("    else:")
         else:
             lines.append("    if True:")
-        body, shared = _BODIES[type(part)](part, begin, steps, shared)
-        lines += ["        " + line for line in body]
-    arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
-    partial = "cuda.shared.array({MAX_WARPS}, float32)" if _has_norm(parts) else "float32(0)"
-    head = [
-        f"def fused({', '.join(f'a{i}' for i in range(n_arguments))}):",
-        *(f"    {line}" for line in arrays),
-        f"    partial = {partial}".format(MAX_WARPS=MAX_WARPS),
-        "    b = cuda.blockIdx.x",
-    ]
-    return "\n".join([*head, *lines]) + "\n", steps
+        lines += ["        " + line for line in body(part, begin)]
+    return lines
 
 
 def _end(part: Part) -> int:
@@ -161,12 +204,11 @@ def _has_norm(parts) -> bool:
 
 def _capacities(parts) -> list[int]:
     """Floats of each shared row, in the order of their numbers."""
-    found = []
-    for part in parts:
-        if isinstance(part, Rows):
-            n = len({number for wired in part.steps for _, number in wired.shared})
-            found += [part.capacity] * n
-    return found
+    return [part.capacity for part in parts if isinstance(part, Rows) for _ in range(_n_shared(part))]
+
+
+def _n_shared(part: Rows) -> int:
+    return len({number for wired in part.steps for _, number in wired.shared})
 
 
 def _rows(part: Rows, begin: str, steps: dict, shared: int):
@@ -197,13 +239,13 @@ def _rows(part: Rows, begin: str, steps: dict, shared: int):
             if name in wired.kernel.writes:
                 pending[where[name]] = step.elsewhere
         lines.append(f"{_named(steps, wired)}({unit}, {', '.join(words)})")
-    return lines, shared + len({number for wired in part.steps for _, number in wired.shared})
+    return lines
 
 
-def _tiles(part: Tiles, begin: str, steps: dict, shared: int):
+def _tiles(part: Tiles, begin: str, steps: dict):
     ends = [f"a{i}" for i in part.ends]
     j = " + ".join(f"int32(b >= {end})" for end in ends[:-1]) or "0"
-    starts, tiles = [begin, *ends[:-1]], [f"a{i}" for i in part.tiles]
+    starts, tiles = _starts(part, begin), [f"a{i}" for i in part.tiles]
     lines = [f"j = {j}"] if len(ends) > 1 else []
 
     def chosen(words):
@@ -215,18 +257,20 @@ def _tiles(part: Tiles, begin: str, steps: dict, shared: int):
         for numbers in zip(*(w.arguments for w in part.members), strict=True)
     ]
     lines.append(f"{_named(steps, part.members[0])}(i % n, i // n, n, {', '.join(words)})")
-    return lines, shared
+    return lines
 
 
-def _block(part: Block, begin: str, steps: dict, shared: int):
+def _starts(part: Tiles, begin: str) -> list[str]:
+    """Where the blocks of each member begin."""
+    return [begin, *(f"a{i}" for i in part.ends[:-1])]
+
+
+def _block(part: Block, steps: dict):
     lines: list[str] = []
     for wired in part.steps:
         lines += ["cuda.syncthreads()"] if lines else []
         lines.append(f"{_named(steps, wired)}({', '.join(f'a{i}' for i in wired.arguments)})")
-    return lines, shared
-
-
-_BODIES: dict[type, Any] = {Rows: _rows, Tiles: _tiles, Block: _block}
+    return lines
 
 
 def _named(steps: dict, wired: Wired) -> str:

@@ -28,6 +28,7 @@ from fastpath.cuda import (
     quantize,
     rotary,
 )
+from fastpath.cuda.ahead import ahead_of
 from fastpath.cuda.intrinsics import add_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
@@ -61,10 +62,12 @@ class TileStep:
     """function(tile, y, tiles of a matrix, arguments): by a block of 256 threads; it needs no other one.
 
     shared  bytes of shared memory
+    ahead   (tile, arguments): what a block may do before the launch before it has ended (ahead.py)
     """
 
     function: Callable
     shared: int
+    ahead: Callable
 
 
 @dataclass(frozen=True)
@@ -274,11 +277,11 @@ STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
     grouping.GROUP.name: BlockStep(grouping.group),
 }
 STEPS |= {
-    linear.PRODUCTS[name].name: TileStep(tile, _shared_of(CODINGS[name]))
+    linear.PRODUCTS[name].name: TileStep(tile, _shared_of(CODINGS[name]), ahead_of(CODINGS[name], False))
     for name, tile in linear.TILES.items()
 }
 STEPS |= {
-    linear_float.PRODUCTS[name].name: TileStep(tile, 4 * linear_float.SUMS)
+    linear_float.PRODUCTS[name].name: TileStep(tile, 4 * linear_float.SUMS, ahead_of(CODINGS[name], True))
     for name, tile in linear_float.TILES.items()
 }
 STEPS |= {
@@ -286,4 +289,3 @@ STEPS |= {
     for kind in kv_types.STORES
     for which, make in (("k", _write_keys), ("v", _write_values))
 }
-KERNELS = tuple(write_half(kind, which) for kind in kv_types.STORES for which in "kv")

@@ -57,15 +57,23 @@ class Gpu:
     def fetch(self, array, host):
         array.copy_to_host(host)
 
-    def capture(self, launches):
+    def capture(self, launches, is_early=True):
         """One CUDA graph.  All kernels have been launched before: while one is captured, nothing may be
-        compiled or loaded."""
+        compiled or loaded.  is_early: each but the first may start before the one ahead has ended (early.py).
+        """
         builder = self._driver.graph_builder()
         builder.begin_building()
         try:
-            for launch in launches:
+            for i, launch in enumerate(launches):
                 function = self._compiled[launch.kernel]
-                self._driver.launch(function, launch.grid, launch.threads, launch.arguments, builder)
+                self._driver.launch(
+                    function,
+                    launch.grid,
+                    launch.threads,
+                    launch.arguments,
+                    builder,
+                    is_early=is_early and i > 0,
+                )
         finally:
             builder.end_building()
         graph = builder.complete()

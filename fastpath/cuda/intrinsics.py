@@ -183,27 +183,35 @@ def _load(opcode, n, address=_global):
     return function
 
 
-# Read-only path, for what nobody writes while the kernel runs.  Weights are read once: they need not stay.
+# Weights: the read-only path, for what nobody writes while the kernel runs; read once, they need not stay.
 load_weights_v4 = _load("ld.global.nc.L1::no_allocate.v4.u32", 4)
 load_weights_v2 = _load("ld.global.nc.L1::no_allocate.v2.u32", 2)
 load_weights_v1 = _load("ld.global.nc.L1::no_allocate.u32", 1)
-load_v1 = _load("ld.global.nc.u32", 1)
-load_v2 = _load("ld.global.nc.v2.u32", 2)
-load_v4 = _load("ld.global.nc.v4.u32", 4)
+# All else may be what the kernel before wrote while this one was waiting for it (early.py).
+load_v1 = _load("ld.global.u32", 1)
+load_v2 = _load("ld.global.v2.u32", 2)
+load_v4 = _load("ld.global.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
 
 
-@intrinsic
-def store_shared_v4(typingctx, array, index, words):
+def _store(opcode, address):
     """Four words to array[index], at a multiple of 16 bytes."""
 
-    def codegen(context, builder, sig, args):
-        at = _shared(context, builder, sig.args[0], args[0], args[1])
-        values = [at, *cgutils.unpack_tuple(builder, args[2])]
-        _emit(builder, f"st.shared.v4.u32 [$0], {_group(1, 4)};", [], values, touches_memory=True)
-        return context.get_dummy_value()
+    @intrinsic
+    def function(typingctx, array, index, words):
+        def codegen(context, builder, sig, args):
+            at = address(context, builder, sig.args[0], args[0], args[1])
+            values = [at, *cgutils.unpack_tuple(builder, args[2])]
+            _emit(builder, f"{opcode} [$0], {_group(1, 4)};", [], values, touches_memory=True)
+            return context.get_dummy_value()
 
-    return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+        return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+
+    return function
+
+
+store_v4 = _store("st.global.v4.u32", _global)
+store_shared_v4 = _store("st.shared.v4.u32", _shared)
 
 
 # -- asynchronous copies from global to shared memory
@@ -239,6 +247,25 @@ wait_copies = _statement(
     "cp.async.wait_group 0;"
 )  # for all groups of this thread; then a barrier for the others'
 wait_copies_but_one = _statement("cp.async.wait_group 1;")  # the last group may be on its way
+
+
+# -- between kernels, from sm_90 on (early.py)
+
+wait_for_previous = _statement("griddepcontrol.wait;")  # it has ended, and what it wrote can be seen
+let_next_start = _statement("griddepcontrol.launch_dependents;")
+
+
+@intrinsic
+def prefetch_bytes(typingctx, array, index, n_bytes):
+    """From array[index] on, into the second-level cache: a multiple of 16 bytes at a multiple of 16."""
+
+    def codegen(context, builder, sig, args):
+        at = _global(context, builder, sig.args[0], args[0], args[1])
+        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+        _emit(builder, text, [], [at, args[2]], touches_memory=True)
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.int64, types.int32), codegen
 
 
 # -- tensor cores

@@ -8,7 +8,10 @@ definition: refimpl/kv_types.py, refimpl/kv_tiles.py
 Eight neighbours are positions of a component of a key, or components of a position of a value.
 """
 
-from numba import cuda, float32, int32, int64, uint8, uint16
+from collections.abc import Callable
+from typing import NamedTuple
+
+from numba import cuda, float32, int32, int64, uint8, uint16, uint32
 
 from fastpath.cuda.intrinsics import (
     add_rn,
@@ -50,21 +53,47 @@ def bits_of(pages):
     return flat.view("u2") if flat.dtype.itemsize == 2 else flat
 
 
+class Loads(NamedTuple):
+    """What a lane loads long before it needs it, and the eight numbers in it.
+
+    key_words    (pages, block, H, columns, c, eight) -> words, eight positions of component c
+    keys         (words, eight) -> numbers
+    value_words  (pages, block, columns, column, place, eight) -> words, eight components of position `place`
+    values       (words, eight) -> numbers
+    n_words      of a load of keys
+    """
+
+    key_words: Callable
+    keys: Callable
+    value_words: Callable
+    values: Callable
+    n_words: int
+
+
 # -- numbers
 
 
 @cuda.jit(device=True)
-def _load_f32(pages, at):
-    a, b = load_v4(pages, at), load_v4(pages, at + 4)
+def _words_f32(pages, at):
+    return load_v4(pages, at) + load_v4(pages, at + 4)
+
+
+@cuda.jit(device=True)
+def _words_16(pages, at):
+    return load_v4(pages, at)
+
+
+@cuda.jit(device=True)
+def _widen_f32(words, eight):
     return (
-        as_f32(a[0]), as_f32(a[1]), as_f32(a[2]), as_f32(a[3]),
-        as_f32(b[0]), as_f32(b[1]), as_f32(b[2]), as_f32(b[3]),
+        as_f32(words[0]), as_f32(words[1]), as_f32(words[2]), as_f32(words[3]),
+        as_f32(words[4]), as_f32(words[5]), as_f32(words[6]), as_f32(words[7]),
     )  # fmt: skip
 
 
 @cuda.jit(device=True)
-def _load_f16(pages, at):
-    a, b, c, d = load_v4(pages, at)
+def _widen_f16(words, eight):
+    a, b, c, d = words[0], words[1], words[2], words[3]
     return (
         f16_to_f32(a), f16_to_f32(shr32(a, 16)), f16_to_f32(b), f16_to_f32(shr32(b, 16)),
         f16_to_f32(c), f16_to_f32(shr32(c, 16)), f16_to_f32(d), f16_to_f32(shr32(d, 16)),
@@ -72,8 +101,8 @@ def _load_f16(pages, at):
 
 
 @cuda.jit(device=True)
-def _load_bf16(pages, at):
-    a, b, c, d = load_v4(pages, at)
+def _widen_bf16(words, eight):
+    a, b, c, d = words[0], words[1], words[2], words[3]
     upper = -65536  # 0xffff0000
     return (
         as_f32(shl32(a, 16)), as_f32(and32(a, upper)), as_f32(shl32(b, 16)), as_f32(and32(b, upper)),
@@ -81,16 +110,16 @@ def _load_bf16(pages, at):
     )  # fmt: skip
 
 
-def _of_numbers(load):
+def _of_numbers(words, widen, n_words):
     @cuda.jit(device=True)
-    def keys(pages, block, H, columns, c, eight):
-        return load(pages, (block * H + c) * STEP + eight)
+    def key_words(pages, block, H, columns, c, eight):
+        return words(pages, (block * H + c) * STEP + eight)
 
     @cuda.jit(device=True)
-    def values(pages, block, columns, column, place, eight):
-        return load(pages, ((block * columns + column) * STEP + place) * STEP + eight)
+    def value_words(pages, block, columns, column, place, eight):
+        return words(pages, ((block * columns + column) * STEP + place) * STEP + eight)
 
-    return keys, values
+    return Loads(key_words, widen, value_words, widen, n_words)
 
 
 # -- tiles
@@ -109,9 +138,13 @@ def _code_4(word, k):
 
 
 @cuda.jit(device=True)
-def _codes_8(pages, tile, row, eight):
+def _words_8(pages, tile, row, eight):
     """Codes eight .. eight + 7 of row `row` of the tile at byte `tile`."""
-    a, b = load_v2(pages, tile + SCALES + row * 32 + eight)
+    return load_v2(pages, tile + SCALES + row * 32 + eight)
+
+
+@cuda.jit(device=True)
+def _codes_8(a, b, eight):
     return (
         _code_8(a, 0), _code_8(a, 1), _code_8(a, 2), _code_8(a, 3),
         _code_8(b, 0), _code_8(b, 1), _code_8(b, 2), _code_8(b, 3),
@@ -119,8 +152,12 @@ def _codes_8(pages, tile, row, eight):
 
 
 @cuda.jit(device=True)
-def _codes_4(pages, tile, row, eight):
-    a, b = load_v2(pages, tile + SCALES + row * 16 + (eight & 8))
+def _words_4(pages, tile, row, eight):
+    return load_v2(pages, tile + SCALES + row * 16 + (eight & 8))
+
+
+@cuda.jit(device=True)
+def _codes_4(a, b, eight):
     upper = int32((eight >> 4) * 4)
     a, b = shr32(a, upper), shr32(b, upper)
     return (
@@ -129,34 +166,44 @@ def _codes_4(pages, tile, row, eight):
     )  # fmt: skip
 
 
-def _of_tiles(codes, tile_bytes):
+def _of_tiles(words, codes, tile_bytes):
     @cuda.jit(device=True)
-    def keys(pages, block, H, columns, c, eight):
+    def key_words(pages, block, H, columns, c, eight):
         tile = (block * columns + c // STEP) * tile_bytes
-        s = _load_f16(pages, tile + 2 * eight)
-        x = codes(pages, tile, c % STEP, eight)
+        return load_v4(pages, tile + 2 * eight) + words(pages, tile, c % STEP, eight)
+
+    @cuda.jit(device=True)
+    def keys(loaded, eight):
+        s, x = _widen_f16(loaded, eight), codes(loaded[4], loaded[5], eight)
         return (
             s[0] * x[0], s[1] * x[1], s[2] * x[2], s[3] * x[3],
             s[4] * x[4], s[5] * x[5], s[6] * x[6], s[7] * x[7],
         )  # fmt: skip
 
     @cuda.jit(device=True)
-    def values(pages, block, columns, column, place, eight):
+    def value_words(pages, block, columns, column, place, eight):
         tile = (block * columns + column) * tile_bytes
         at = tile + 2 * place
-        s = f16_to_f32(or32(int32(pages[at]), shl32(int32(pages[at + 1]), 8)))
-        x = codes(pages, tile, place, eight)
+        return (int32(pages[at]), int32(pages[at + 1]), *words(pages, tile, place, eight))
+
+    @cuda.jit(device=True)
+    def values(loaded, eight):
+        s = f16_to_f32(or32(loaded[0], shl32(loaded[1], 8)))
+        x = codes(loaded[2], loaded[3], eight)
         return (
             s * x[0], s * x[1], s * x[2], s * x[3], s * x[4], s * x[5], s * x[6], s * x[7],
         )  # fmt: skip
 
-    return keys, values
+    return Loads(key_words, keys, value_words, values, 6)
 
 
 LOADS = {
-    "f32": _of_numbers(_load_f32), "f16": _of_numbers(_load_f16), "bf16": _of_numbers(_load_bf16),
-    "q8_0": _of_tiles(_codes_8, BYTES_8), "q4_0": _of_tiles(_codes_4, BYTES_4),
-}  # fmt: skip
+    "f32": _of_numbers(_words_f32, _widen_f32, 8),
+    "f16": _of_numbers(_words_16, _widen_f16, 4),
+    "bf16": _of_numbers(_words_16, _widen_bf16, 4),
+    "q8_0": _of_tiles(_words_8, _codes_8, BYTES_8),
+    "q4_0": _of_tiles(_words_4, _codes_4, BYTES_4),
+}
 
 
 # -- storing: a warp has 32 neighbouring components of one position, one in each lane; 0 where there is none
@@ -298,6 +345,10 @@ STORES = {
 
 @cuda.jit(device=True)
 def block_of(table, lane, position, K, head, blocks):
-    """Number of the block of 32 positions of a head; a page has `blocks` of them."""
-    page = table[lane, position // (STEP * blocks) % table.shape[1]]
-    return (int64(page) * K + head) * blocks + position // STEP % blocks
+    """Number of the block of 32 positions of a head; a page has `blocks` of them.
+
+    Places in the table are divided in 32 bits, without a sign: a device takes 64 bits by a loop.
+    """
+    block, of_page, held = uint32(position >> 5), uint32(blocks), uint32(table.shape[1])
+    page = table[lane, block // of_page % held]
+    return (int64(page) * K + head) * blocks + block % of_page

@@ -2,24 +2,28 @@
 
 A prediction, to be tested on a device (`device-check`), not a measurement.  Its assumptions:
 
-    a launch    `gap_s` behind the one it depends on, in a graph; then its trips to memory, one after another;
-                then whichever is slowest of reading, issuing instructions, and multiplying
-    reading     bytes from memory at `reached` of the card's rate, or at what is on its way at any time
-                divided by the time of a trip (Little's law); the last blocks of a grid work alone for half
-                their time
-    issuing     instructions per warp as counted on the executor of PTX, `sustained` of four a cycle and
-                multiprocessor
+    a launch    `gap_s` behind the one it depends on, in a graph; then its trips to memory, one after another,
+                of which each lasts as long as it does while nobody else reads; then whichever is slowest of
+                reading on, issuing instructions, and multiplying
+    reading     bytes from memory at `reached` of the card's rate; or what is on its way at any time once per
+                trip under load (Little's law), the first trip being counted above; or what a multiprocessor
+                takes from the second-level cache
+    the end     blocks end one after the other for as long as a block takes: half of that is lost for
+                issuing; for reading, what goes by when too few are left to keep memory busy
+    issuing     PTX instructions per warp as counted on executor two, `sustained` of four a cycle and
+                multiprocessor.  The assembler's code has fewer (half a word is an operand there, in PTX an
+                instruction), and stalls
     caches      what kernels of one call hand on stays in the second-level cache (50 MB)
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import layout, linear, linear_float, linear_many
+from fastpath.cuda import attention, layout, linear, linear_float, linear_many
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -27,26 +31,34 @@ from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
 
 @dataclass(frozen=True)
 class Card:
-    """Rates per second; sizes in bytes."""
+    """Rates per second; sizes in bytes.  Without a source: an assumption, which a device must test."""
 
     name: str = "H200"
-    memory: float = 4.8e12
-    reached: float = 0.92  # of it, by a copy
-    cache: float = 5.5e12
+    memory: float = 4.8e12  # data sheet, like bf16_ops and int8_ops
+    reached: float = 0.92  # of it, by who only reads; a copy of a H200 moved 4.3 TB/s, 0.90
+    cache: float = 5.5e12  # 132 times 24 bytes a cycle: half of what the port below would take
+    port: float = 64.0  # bytes a cycle from the second-level cache to a multiprocessor
     bf16_ops: float = 990e12
     int8_ops: float = 1979e12
-    clock: float = 1.755e9
+    clock: float = 1.83e9  # that of the data sheet's 990e12: 132 * 4096 a cycle; at most it is 1.98e9
     multiprocessors: int = 132
-    warps: int = 64  # of a multiprocessor, as the following
+    warps: int = 64  # of a multiprocessor, as the following: tuning guide for compute capability 9.0
     registers: int = 65536
     shared: int = 228 << 10
     blocks: int = 32
     reserved_shared: int = 1 << 10  # per block
     sustained: float = 0.65
-    gap_s: float = 1.2e-6
-    memory_trip_s: float = 0.65e-6
-    cache_trip_s: float = 0.30e-6
-    reduction_s: float = 0.25e-6  # of a block: shuffles and two barriers
+    gap_s: float = (
+        0.6e-6  # from the end of a kernel to the work of the next, which is there and waits (early.py)
+    )
+    loaded_trip_s: float = 0.65e-6  # to memory that is busy
+    memory_trip_s: float = (
+        0.40e-6  # to idle memory: 400 to 600 cycles in published tables (0.22 to 0.33), and more
+    )
+    cache_trip_s: float = (
+        0.20e-6  # 200 cycles in the same tables (0.11), and the other half of the cache is far
+    )
+    reduction_s: float = 0.15e-6  # of a block: shuffles of 25 cycles each, and two barriers
 
     @property
     def dp4a_ops(self) -> float:
@@ -60,10 +72,11 @@ class Card:
     @property
     def wanted_in_flight(self) -> float:
         """Bytes on their way that keep memory busy."""
-        return self.memory * self.memory_trip_s
+        return self.memory * self.loaded_trip_s
 
 
 H200 = Card()
+LATE = replace(H200, gap_s=1.2e-6)  # each kernel starts when the one before has ended
 
 
 class Code(NamedTuple):
@@ -74,7 +87,8 @@ class Code(NamedTuple):
 
 
 CodeOf = Callable[[Any], Code]
-Issued = Callable[[str, int], float]  # (kernel, tokens of a block) -> instructions of a warp's step
+# (kernel, tokens of a block) -> instructions of a warp's step; (attention_part_..., H) -> of a block
+Issued = Callable[[str, int], float]
 
 
 class Prediction(NamedTuple):
@@ -128,7 +142,7 @@ def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
             seen.add(id(weight))
             total = _sum(total, _of_weight(launch, noted, weight, call, issued))
     if "attention_part" in launch.kernel.name:
-        total = _sum(total, _of_attention(launch, call))
+        total = _sum(total, _of_attention(launch, call, issued))
     return total
 
 
@@ -173,7 +187,7 @@ def _of_weight(
 
 
 L2_BYTES = 50 << 20
-ATTENTION_IN_FLIGHT = 32 * 16  # bytes of a warp of attention: one load of each lane
+ATTENTION_IN_FLIGHT = 16 * 32 * 16  # bytes of a warp of attention: eight loads of keys and of values
 
 
 def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
@@ -184,7 +198,7 @@ def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
     return used, slots, max(1, min(linear.TOKENS, round(n / slots))), n
 
 
-def _of_attention(launch: Launch, call: Call) -> Work:
+def _of_attention(launch: Launch, call: Call, issued: Issued) -> Work:
     arrays = _arrays(launch)
     q, k_pages = arrays[:2]
     T, N, H = q.shape
@@ -194,11 +208,12 @@ def _of_attention(launch: Launch, call: Call) -> Work:
     mean = min(window, call.depth + (call.n_tokens + 1) / 2)  # keys that a token sees
     K = max(1, n_blocks(launch) // n_pieces // T)
     per_key = 2 * K * H * k_pages.dtype.itemsize
-    once = int(call.n_seqs * min(end, window + call.n_tokens) * per_key)
-    ops = int(4 * T * N * H * mean)
+    once = int(call.n_seqs * min(end, window + call.n_tokens - 1) * per_key)
+    name = launch.kernel.name
+    of_blocks = T * K * (mean / attention.PIECE + 1) * issued(name[name.index("attention_part") :], H)
     return Work(
-        memory_bytes=once, cache_bytes=int(max(0, T * mean * per_key - once)), float_ops=ops,
-        instructions=ops / 2 / 32 * 1.7, warp_bytes=ATTENTION_IN_FLIGHT,
+        memory_bytes=once, cache_bytes=int(max(0, T * mean * per_key - once)),
+        float_ops=int(4 * T * N * H * mean), instructions=of_blocks, warp_bytes=ATTENTION_IN_FLIGHT,
     )  # fmt: skip
 
 
@@ -222,8 +237,10 @@ def _sum(a: Work, b: Work) -> Work:
 
 def trips(name: str, card: Card = H200) -> float:
     """Seconds that a launch waits before and behind its stream: trips that depend on each other."""
-    if "attention_part" in name:  # positions, tables, keys; softmax; values
-        return 2 * card.cache_trip_s + 2 * card.memory_trip_s + card.reduction_s
+    if (
+        "attention_part" in name
+    ):  # positions, tables, keys and values; scores, weights and values are added up
+        return 2 * card.cache_trip_s + card.memory_trip_s + 3 * card.reduction_s
     products = any(word in name for word in ("linear_", "float_", "many_", "embed"))
     seconds = card.memory_trip_s + card.reduction_s if products else card.cache_trip_s
     return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")
@@ -239,13 +256,15 @@ def predict(
     warps = -(-threads // 32)
     resident = min(blocks, each * card.multiprocessors) * warps
     in_flight = resident * done.warp_bytes
-    rate = card.memory * card.reached
-    if in_flight:
-        rate = min(rate, in_flight / card.memory_trip_s)
     tail = 1 + 0.5 / waves if waves > 1 else 1.0
+    enough = min(1.0, card.wanted_in_flight / in_flight) if in_flight else 1.0  # of the resident blocks
     busy = min(1.0, blocks / card.multiprocessors)
+    used = min(blocks, card.multiprocessors)
+    again = max(0.0, done.memory_bytes / in_flight - 1) if in_flight else 0.0
     parts = {
-        "memory": done.memory_bytes / rate * tail,
+        "memory": done.memory_bytes / (card.memory * card.reached) * (1 + (tail - 1) * enough),
+        "bytes on their way": again * card.loaded_trip_s,
+        "port": (done.memory_bytes + done.cache_bytes) / (used * card.port * card.clock),
         "cache": done.cache_bytes / card.cache,
         "instructions": done.instructions / card.issue / busy * tail,
         "dp4a": done.int_ops / card.dp4a_ops / busy,
@@ -257,8 +276,6 @@ def predict(
     seconds = waiting + parts[limit]
     if parts[limit] < waiting:
         limit = "launch and trips"
-    elif limit == "memory" and rate < card.memory * card.reached:
-        limit = "bytes on their way"
     ops = done.int_ops + done.float_ops + done.tensor_ops
     return Prediction(
         launch.kernel.name, done.memory_bytes, done.cache_bytes, ops, *code, each * warps, waves, in_flight,

@@ -47,25 +47,25 @@ def threads_for(D):
 
 
 @cuda.jit(device=True)
-def norm_row(x, weight, is_weighted, eps, out, D, threads, partial):
-    """A row: x[0 : D] -> out[0 : D], by the first `threads` of a block, all of which come here."""
+def norm_row(x, x0, weight, is_weighted, eps, out, out0, D, threads, partial):
+    """A row: x[x0 : x0 + D] -> out[out0 : ...], by the first `threads` of a block, all of which come here."""
     first = cuda.threadIdx.x if cuda.threadIdx.x < threads else D
     squares = float32(0)
     for d in range(first, D, threads):
-        squares = fma_rn(x[d], x[d], squares)
+        squares = fma_rn(x[x0 + d], x[x0 + d], squares)
     mean = sum_of_warps(squares, partial, threads >> 5) / float32(D)
     factor = float32(1) / math.sqrt(mean + eps)
     for d in range(first, D, threads):
-        value = mul_rn(x[d], factor)
+        value = mul_rn(x[x0 + d], factor)
         if is_weighted:
             value = mul_rn(value, weight[d])
-        out[d] = value
+        out[out0 + d] = value
 
 
 def _rms_norm_kernel(x, weight, is_weighted, eps, out):
     partial = cuda.shared.array(MAX_WARPS, float32)
     t = cuda.blockIdx.x
-    norm_row(x[t], weight, is_weighted, eps, out[t], x.shape[1], cuda.blockDim.x, partial)
+    norm_row(x[t], 0, weight, is_weighted, eps, out[t], 0, x.shape[1], cuda.blockDim.x, partial)
 
 
 def _layer_norm_kernel(x, weight, bias, has_bias, eps, out):

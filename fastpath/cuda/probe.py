@@ -17,6 +17,7 @@ from fastpath.cuda.intrinsics import (
     mul32,
     or32,
     shr32,
+    store_v4,
     xor32,
 )
 from fastpath.cuda.kernel import Kernel
@@ -35,8 +36,7 @@ def _fill_kernel(mask, ones, out):
 def _copy_kernel(x, out):
     start = int64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
     for i in range(start, out.size // 4, int64(cuda.gridDim.x) * cuda.blockDim.x):
-        a, b, c, d = load_v4(x, 4 * i)
-        out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3] = a, b, c, d
+        store_v4(out, 4 * i, load_v4(x, 4 * i))
 
 
 def _dp4a_kernel(n, out):
@@ -75,7 +75,7 @@ def _nothing_kernel(out):
 
 _I = int32[::1]
 FILL = Kernel(_fill_kernel, (int32, int32, _I), name="probe_fill")
-COPY = Kernel(_copy_kernel, (_I, _I), ("LDG.E.128",), name="probe_copy")
+COPY = Kernel(_copy_kernel, (_I, _I), ("LDG.E.128", "STG.E.128"), name="probe_copy")
 DP4A = Kernel(_dp4a_kernel, (int32, _I), ("IDP.4A",), name="probe_dp4a")
 MMA_S8 = Kernel(_mma_s8_kernel, (int32, _I), ("IMMA.16832",), name="probe_mma_s8")
 MMA_BF16 = Kernel(_mma_bf16_kernel, (int32, _I), ("HMMA.16816",), name="probe_mma_bf16")

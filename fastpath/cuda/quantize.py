@@ -57,15 +57,15 @@ def place_of(c):
 
 def _block(per_lane):
     @cuda.jit(device=True)
-    def block_by_warp(x, C, t, block, q, scale, sums):
-        """Block `block` of row t: x[0 : C], the row."""
+    def block_by_warp(x, x0, C, t, block, q, scale, sums):
+        """Block `block` of row t, which is x[x0 : x0 + C]."""
         lane = cuda.threadIdx.x & 31
         values = cuda.local.array(per_lane, float32)
         first = block * 32 * per_lane + lane
         largest = float32(0)
         for i in range(per_lane):
             c = first + 32 * i
-            values[i] = x[c] if c < C else float32(0)
+            values[i] = x[x0 + c] if c < C else float32(0)
             magnitude = abs(values[i])
             if magnitude > largest or magnitude != magnitude:  # a NaN stays the largest
                 largest = magnitude
@@ -102,7 +102,7 @@ def _round_kernel(block_size):
     def kernel(x, q, scale, sums):
         t, block = cuda.blockIdx.y, cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5)
         if block < scale.shape[1]:
-            block_by_warp(x[t], x.shape[1], t, block, q, scale, sums)
+            block_by_warp(x[t], 0, x.shape[1], t, block, q, scale, sums)
 
     return kernel
 

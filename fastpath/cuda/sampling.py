@@ -184,8 +184,7 @@ def _before(n, counts):
         other = cuda.shfl_up_sync(WHOLE_WARP, sum_, distance)
         if lane >= distance:
             sum_ = add32(sum_, other)
-    cuda.syncthreads()
-    if lane == 31:
+    if lane == 31:  # the half that the last turn of _total did not use
         counts[warp] = sum_
     cuda.syncthreads()
     for other in range(WARPS):

@@ -44,11 +44,12 @@ class FakeDriver:
         self.calls.append(("compile", kernel.name))
         return kernel.function
 
-    def launch(self, compiled, grid, threads, arguments, stream=0):
+    def launch(self, compiled, grid, threads, arguments, stream=0, is_early=False):
         if isinstance(stream, FakeBuilder):
             stream.launches.append((compiled, arguments))
-            self.calls.append(("captured", compiled.__name__))
+            self.calls.append(("captured early" if is_early else "captured", compiled.__name__))
             return
+        assert not is_early, "outside of graphs, copies come between kernels"
         self.calls.append(("launch", compiled.__name__))
         self.compute(compiled, arguments)
 

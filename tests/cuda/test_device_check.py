@@ -52,7 +52,7 @@ def test_a_part_that_fails_is_a_result(small, monkeypatch, capsys):
     def broken():
         raise RuntimeError("no such instruction")
 
-    def no_graphs(launches):
+    def no_graphs(launches, is_early):
         raise RuntimeError("graphs are not for us")
 
     monkeypatch.setattr(device_rates, "ceilings", broken)

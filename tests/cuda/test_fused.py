@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpath.bench.blank import blank
-from fastpath.cuda import device, fuse, fuse_flow, fused_kernels, kv_types, ops, program, rehearsal, table
+from fastpath.cuda import device, early, fuse, fuse_flow, fused_kernels, ops, program, rehearsal, table
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
 from tests import strategies, tiny
-from tests.gpu_on_cpu import devices, launching, needs, sass
+from tests.gpu_on_cpu import devices, launching, needs, offline, sass
 
 ROUGH = devices.executor_one(launching.SCHEDULES[2:4])
 FEW = devices.executor_one((launching.SCHEDULES[3], launching.SCHEDULES[4]))
@@ -42,6 +42,11 @@ def check(call, n_launches, executor=FEW):
     assert len(names) == n_launches, names
     for b, a in zip(before, after, strict=True):
         assert b.tobytes() == a.tobytes(), names
+
+
+def _slow_but(some, names):
+    """Names as parameters; those that are not among `some` are slow."""
+    return [name if name in some else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 # -- patterns: name -> (call of numbers, launches that are left)
@@ -129,7 +134,10 @@ PATTERNS = {
 BARRIER = "cuda.syncthreads()"
 
 
-@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "gate and rounding", "experts"])
+BARRIERS = ("norm, sum, scale, norm, rounding", "gate and rounding", "experts")
+
+
+@pytest.mark.parametrize("name", _slow_but(BARRIERS[:2], BARRIERS))
 def test_each_barrier_is_needed(name, monkeypatch):
     """Without any one of those between steps, executor one sees it."""
     call, source = PATTERNS[name][0], fused_kernels.source
@@ -162,12 +170,12 @@ def test_each_barrier_is_needed(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
+@pytest.mark.parametrize("fmt", [pytest.param("Q8_0", marks=pytest.mark.slow), "Q4_K"])
 def test_pattern(name, fmt):
     call, n_launches = PATTERNS[name]
     block = QUANT_FORMATS[fmt].block_size
 
-    @settings(max_examples=4)
+    @settings(max_examples=2)
     @given(seed=st.integers(0, 99), T=st.integers(1, 16), blocks=st.integers(1, 9 if block == 32 else 3))
     def some(seed, T, blocks):
         n = Numbers(seed, T, blocks * block, fmt)
@@ -176,11 +184,17 @@ def test_pattern(name, fmt):
     some()
 
 
-@pytest.mark.parametrize("name", ["norm, sum, scale, norm, rounding", "experts"])
-def test_pattern_in_ptx(name):
-    call, n_launches = PATTERNS[name]
+class Early(devices.Executor):
+    """Runs what a GPU would, from sm_90 on."""
+
+    def launch(self, kernel, grid, threads, *arguments):
+        super().launch(early.kernel_of(kernel), grid, threads, *arguments)
+
+
+def test_pattern_in_ptx():
+    call, n_launches = PATTERNS["experts"]
     n = Numbers(1, 3, 256, "Q4_K")
-    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,)))
+    check(lambda: call(n), n_launches, devices.executor_two((9, 0), (launching.LOCKSTEP,), Early))
 
 
 def test_a_row_as_wide_as_memory_allows():
@@ -190,11 +204,11 @@ def test_a_row_as_wide_as_memory_allows():
         check(lambda n=n: _norm_sum_norm_product(n), 2, ONCE)
 
 
-@pytest.mark.parametrize("kind", kv_types.LOADS)
+@pytest.mark.parametrize("kind", _slow_but(("f16", "q4_0"), ["f16", "q8_0", "q4_0"]))
 def test_heads(kind):
     """Norm, rotation and storing of q, k and v in one launch; attention; its pieces joined and rounded."""
 
-    @settings(max_examples=3)
+    @settings(max_examples=2)
     @given(seed=st.integers(0, 99), T=st.integers(1, 16), H=st.sampled_from([16, 48, 256, 512]))
     def some(seed, T, H):
         K, N = 2, 6
@@ -227,7 +241,7 @@ TARGET = {"e2b": (14, 6), "e4b": (14, 6), "12b": (10, 4), "26b": (12, 4), "31b":
 FORMAT = {"*": "Q8_0"}  # formats of one layer that take much shared memory do not fit side by side
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("family", _slow_but(("e2b", "26b"), tiny.FAMILIES))
 def test_decode_step(family, tmp_path):
     """Logits of two lanes by replay, twice, and how many launches that takes."""
     model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
@@ -296,15 +310,23 @@ def test_launches_of_published_sizes(spec):
     assert tuple(map(len, _step(spec))) == PUBLISHED[spec]
 
 
-@pytest.mark.parametrize("spec", PUBLISHED)
+@pytest.mark.parametrize("spec", _slow_but(("E4B:Q8_0",), PUBLISHED))
 def test_machine_code(spec):
-    """Of every fused kernel that a step launches often."""
+    """Of every fused kernel and product that a step launches often, as it starts early."""
     if needs.missing_assembler():
         pytest.skip(needs.missing_assembler())
     _, launches = _step(spec)
     names = Counter(launch.kernel.name for launch in launches)
     kernels = {launch.kernel.name: launch.kernel for launch in launches}
-    for name, n in names.items():
-        if n >= OFTEN and name.startswith("fused"):
-            faults = sass.faults(kernels[name], (9, 0))
-            assert not faults, f"{name}: {'; '.join(faults)}"
+    often = [name for name, n in names.items() if n >= OFTEN and name.startswith(("fused", "linear"))]
+    often = [early.kernel_of(kernels[name]) for name in often]
+    for kernel, code in zip(often, sass.codes(often, (9, 0)), strict=True):
+        faults = sass.faults(kernel, (9, 0), code)
+        assert not faults, f"{kernel.name}: {'; '.join(faults)}"
+        ptx = offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
+        assert early.waits_first(ptx)
+        of_weights = ".nc.L1::no_allocate"  # the read-only path promises nothing of what others just wrote
+        assert ptx.count("ld.global.nc") == ptx.count(of_weights), kernel.name
+        asks = any(name.startswith("UBLKPF.L2") for name in code.mnemonics)
+        assert asks == ("linear" in kernel.name or "float" in kernel.name), kernel.name
+        assert code.mnemonics["ACQBULK"] == code.mnemonics["PREEXIT"] == 1

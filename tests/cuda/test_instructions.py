@@ -140,3 +140,15 @@ def test_float_tensor_cores(is_bf16, executor):
     signature = float32[:, ::1], float32[:, ::1], float32[:, ::1], int32
     _run(executor, of_float_cores, signature, 32, a, b, out, is_bf16)
     np.testing.assert_array_equal(out, a @ b)
+
+
+def of_stores(x, out):
+    i = 4 * cuda.threadIdx.x
+    ptx.store_v4(out, i, ptx.load_v4(x, i))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_stores(executor):
+    x, out = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
+    _run(executor, of_stores, (I, I), 32, x, out)
+    np.testing.assert_array_equal(out, x)

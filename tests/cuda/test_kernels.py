@@ -14,6 +14,7 @@ from fastpath.cuda.linear import MANY
 from quant import FORMATS
 from refimpl.ops.attention import widen
 from tests import strategies, tolerances
+from tests.cuda import cases, families
 from tests.cuda.executors import EXECUTORS
 
 FORMAT_OF = {name.lower(): FORMATS[name] for name in layout.CODINGS}
@@ -71,8 +72,27 @@ def proof_of(name):
     return name, getattr(strategies, name)(), EXAMPLES
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", table.KERNELS)
+def _runs():
+    """All kernels on executor one; on executor two one of each family, and all of them under `slow`."""
+    found = []
+    for name in table.KERNELS:
+        for executor in EXECUTORS:
+            is_slow = executor != "ir" and families.is_heavy(name)
+            found.append(pytest.param(name, executor, marks=[pytest.mark.slow] if is_slow else []))
+    return found
+
+
+def test_every_kernel_has_its_proofs():
+    """A definition, a case for mutants and memory; and families are what they say."""
+    for name in table.KERNELS:
+        op, _, _ = proof_of(name)
+        assert op in refimpl.ops.__all__
+        assert cases.call_of(name)
+    for family, kernel in families.FAMILIES.items():
+        assert families.family_of(kernel) == family and kernel in table.KERNELS
+
+
+@pytest.mark.parametrize(("name", "executor"), _runs())
 def test_kernel(name, executor):
     op, cases, examples = proof_of(name)
     launched = EXECUTORS[executor].launched

@@ -18,7 +18,23 @@ from tests.oracle import goldens
 from tests.tolerances import ORACLE_F32_ABS
 
 N_NEW = 3
-PROMPTS = ("image-audio", "video", "image", "two-images")  # the first three that a family has
+WHOLE = ("e2b", "12b")  # towers for pixels and sounds, and a model without towers
+
+
+def _slow_but(families):
+    """All families as parameters; those that are not named are slow."""
+    return [
+        pytest.param(family, marks=[] if family in families else [pytest.mark.slow])
+        for family in tiny_mmproj.ENCODERS
+    ]
+
+
+# an image of more tokens than the windows of 7 and 8; a sound, where a family hears; two frames of a video
+PROMPTS = (
+    [(tiny_prompts.IMAGE, "odd")],
+    [(tiny_prompts.AUDIO, "short")],
+    [(tiny_prompts.VIDEO, "square"), (tiny_prompts.VIDEO, "wide")],
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +61,20 @@ def _piece(name):
     return "audio", tiny_mmproj.clip(name)
 
 
+def _prompt(family, media, parts):
+    """Two words, then each medium in its brackets and a word."""
+    tokens, starts = [2, 300], []
+    if media.audio is None:
+        parts = [
+            (tiny_prompts.IMAGE, "tall") if kind == tiny_prompts.AUDIO else (kind, n) for kind, n in parts
+        ]
+    for kind, name in parts:
+        begin, end = tiny_prompts.BRACKETS[kind]
+        starts.append(len(tokens) + 1)
+        tokens += [begin, *[kind] * tiny_prompts.n_soft(family, name), end, 301 + len(starts)]
+    return {"tokens": tokens, "starts": starts, "media": [name for _, name in parts]}
+
+
 def _answers(table, model, media, cases):
     """Greedy tokens after each prompt: prompts in chunks, then one token of all of them at a time."""
     encoders = Encoders(media, table, activations="float")
@@ -66,18 +96,17 @@ def _answers(table, model, media, cases):
     return found
 
 
-@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+@pytest.mark.parametrize("family", _slow_but(WHOLE))
 def test_the_tokens_that_follow(family, files, executor):
     model, media = load_model(files[family][0]), load_media(files[family][1])
-    every = tiny_prompts.cases(family)
-    cases = [every[name] for name in PROMPTS if name in every][:3]
+    cases = [_prompt(family, media, parts) for parts in PROMPTS]
     got = _answers(ops, model, media, cases)
     for table in (fastpath.cpu, refimpl.ops):
         assert got == _answers(table, model, media, cases)
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])
-@pytest.mark.parametrize("family", tiny_mmproj.ENCODERS)
+@pytest.mark.parametrize("family", _slow_but(("e2b", "12b", "26b")))
 def test_soft_tokens(family, activations, files, executor):
     """All that is traced: against the definitions; with rounded activations, against the CPU's kernels."""
     media = load_media(files[family][1])

@@ -3,14 +3,14 @@
 import pytest
 
 from fastpath.cuda import table
-from tests.cuda import cases
+from tests.cuda import cases, families
 from tests.gpu_on_cpu import mutants
 
 # (kernel, device function that is shared): the kernel that needs the wait there
 NEEDED_BY = {("rms_norm", "sum_of_warps"): "layer_norm"}  # where a second sum follows in the same memory
 
 
-@pytest.mark.parametrize("name", table.KERNELS)
+@pytest.mark.parametrize("name", families.kernels())
 def test_each_wait_is_needed(name):
     for function, statement in mutants.unnoticed(table.KERNELS[name], cases.call_of(name)):
         elsewhere = [part for kernel, part in NEEDED_BY if kernel == name and part in function]

@@ -1,7 +1,5 @@
 """The memory pool: blocks are used again, never by two at a time, and not more is kept than is allowed."""
 
-import gc
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +73,6 @@ def test_blocks(data):
         assert device.used == pool.n_free + pool.n_lent
     alive.clear()
     pool.clear()
-    gc.collect()
     assert device.used == 0
 
 

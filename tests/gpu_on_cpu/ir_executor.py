@@ -48,7 +48,7 @@ WAIT = re.compile(
 def waits(function, signature, bounds=None):
     """[(device function, statement)]: barriers, waits and commits of a kernel and of all that it calls."""
     found = []
-    for text in offline.to_nvvm_ir(function, signature, bounds)[1]:
+    for text in dict.fromkeys(offline.to_nvvm_ir(function, signature, bounds)[1]):
         for wait in WAIT.finditer(text):
             of = re.findall(r'^define [^@]*@"?([\w.]+)', text[: wait.start()], flags=re.M)[-1]
             found.append((of, wait[0].strip()))
@@ -56,13 +56,14 @@ def waits(function, signature, bounds=None):
 
 
 def _without_wait(texts, number):
-    """The modules without the wait of this number."""
+    """The modules without the wait of this number; a module that two others call is there twice."""
     numbers = itertools.count()
 
     def kept(wait):
         return "" if next(numbers) == number else wait[0]
 
-    return [WAIT.sub(kept, text) for text in texts]
+    changed = {text: WAIT.sub(kept, text) for text in dict.fromkeys(texts)}
+    return [changed[text] for text in texts]
 
 
 class IrImage(launching.Image):

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastpath.bench.blank import blank
 from fastpath.bench.table import markdown
-from fastpath.cuda import device, layout, limits, linear
+from fastpath.cuda import attention, device, layout, limits, linear
 from fastpath.cuda.rehearsal import Call
 from quant import FORMATS, QTensor
 from tests.gpu_on_cpu import sass
@@ -41,7 +41,10 @@ def code_of(kernel) -> limits.Code:
 
 @functools.cache
 def issued(kernel: str, tokens: int) -> float:
-    """Instructions of all warps for a step: those of 12 more steps for each warp, divided."""
+    """Instructions of all warps for a step: 16 more steps, divided.  Of attention: for a piece."""
+    if kernel.startswith("attention"):
+        one, two = (_count_attention(kernel, tokens, n * attention.PIECE) for n in (1, 2))
+        return two - one
     kind, _, coding = kernel.partition("_")
     name = next(name for name in layout.CODINGS if name.lower() == coding)
     few, many = (_count(kernel, kind, name, tokens, steps) for steps in (16, 32))
@@ -58,29 +61,49 @@ def _count(kernel, kind, name, tokens, steps):
     return profiler.issued[kernel]
 
 
+def _count_attention(kernel, H, n_positions):
+    """One head of keys and values, as many positions."""
+    rng = np.random.default_rng(0)
+    pages = tuple(
+        np.zeros((1, 1, n_positions // 32, *rest), np.float16) for rest in ((H, 32), (H // 32, 32, 32))
+    )
+    q, last = rng.standard_normal((1, attention.HEADS, H), np.float32), np.array([n_positions - 1], np.int32)
+    zero = np.zeros(1, np.int32)
+    with device.use(Profiler(log=False)) as profiler:
+        attention.attention(q, *pages, zero[None], zero, last, None)
+    return profiler.issued[kernel]
+
+
 def page() -> str:
-    steps = {
-        (spec, name, fused): limits.predict_step(blank(spec), call, code_of, issued, fused=fused)
-        for spec in MODELS
-        for name, call in CALLS.items()
-        for fused in ((True, False) if call.n_rows <= limits.MOST_FUSED else (False,))
-    }
+    steps = {}
+    for spec in MODELS:
+        for name, call in CALLS.items():
+            if call.n_rows > limits.MOST_FUSED:
+                steps[spec, name + ", not fused"] = step_of(spec, call, fused=False)
+                continue
+            steps[spec, name] = step_of(spec, call)
+            steps[spec, name + ", kernels start late"] = step_of(spec, call, card=limits.LATE)
+            steps[spec, name + ", late, not fused"] = step_of(spec, call, fused=False, card=limits.LATE)
     parts = [_summary(steps)]
-    for (spec, name, fused), step in steps.items():
-        if fused or name not in ("1 row", "8 rows"):
+    for (spec, name), step in steps.items():
+        if "late" not in name:
             parts += [f"#### {spec.replace(':', ' ')}, {name}", _kernels(step)]
     return "\n\n".join(parts)
+
+
+def step_of(spec, call, **how):
+    return limits.predict_step(blank(spec), call, code_of, issued, **how)
 
 
 def _summary(steps) -> str:
     head = ["model", "call", "launches", "GB", "roofline ms", "predicted ms", "share %", "tokens/s"]
     lines = [
         [
-            spec.replace(":", " "), name + ("" if fused else ", not fused"), str(len(step.predictions)),
+            spec.replace(":", " "), name, str(len(step.predictions)),
             f"{step.memory_bytes / 1e9:.2f}", f"{1e3 * step.roofline_s():.2f}", f"{1e3 * step.seconds:.2f}",
             f"{100 * step.share():.0f}", f"{step.tokens_per_s:.0f}",
         ]
-        for (spec, name, fused), step in steps.items()
+        for (spec, name), step in steps.items()
     ]  # fmt: skip
     return markdown([head, *lines], 2)
 

@@ -36,4 +36,4 @@ def runtime_function(opcode):
 
 
 def has_result(opcode):
-    return not opcode.startswith("cp.async")
+    return not opcode.startswith(("cp.async", "griddepcontrol"))

@@ -334,23 +334,29 @@ static void load(const u64 *in, u64 *out, int n) {
   aligned(in[0], 4 * n);
   for (int i = 0; i < n; i++) out[i] = ((const u32 *)in[0])[i];
 }
-PTX(ld_global_nc_u32) { load(in, out, 1); }
-PTX(ld_global_nc_v2_u32) { load(in, out, 2); }
-PTX(ld_global_nc_v4_u32) { load(in, out, 4); }
+PTX(ld_global_u32) { load(in, out, 1); }
+PTX(ld_global_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_L1_no_allocate_u32) { load(in, out, 1); }
 PTX(ld_global_nc_L1_no_allocate_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_L1_no_allocate_v4_u32) { load(in, out, 4); }
 PTX(ld_global_v4_u32) { load(in, out, 4); }
+PTX(cp_async_bulk_prefetch_L2_global) { // [from], bytes: both multiples of 16, all of it readable
+  aligned(in[0], 16), aligned((u32)in[1], 16);
+  for (u32 i = 0; i < (u32)in[1]; i += 4) (void)*(const volatile u32 *)(in[0] + i);
+}
+PTX(griddepcontrol_wait) {} // here kernels run one after the other
+PTX(griddepcontrol_launch_dependents) {}
 PTX(ld_shared_v4_u32) {
   u64 at = (u32)in[0];
   load(&at, out, 4);
 }
 
-PTX(st_shared_v4_u32) { // [to], four words
-  u64 at = (u32)in[0];
+static void store(u64 at, const u64 *words) {
   aligned(at, 16);
-  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = in[1 + i];
+  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = words[i];
 }
+PTX(st_global_v4_u32) { store(in[0], in + 1); } // [to], four words
+PTX(st_shared_v4_u32) { store((u32)in[0], in + 1); }
 
 static void load_matrix(const u64 *in, u64 *out, int count, int is_transposed) {
   me->in[0] = in[0], me->in[1] = count, me->in[2] = is_transposed;
