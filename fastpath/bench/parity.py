@@ -123,6 +123,7 @@ def _cases(model, ops, ref, rng, kv_type, activations) -> Iterator[Case]:
         yield what, partial(_embed, ops, ref, rng, table.format.name, table.row_len)
     for name, case in _small_cases(rng).items():
         yield name, partial(_against, getattr(ops, name), getattr(ref, name), case)
+    yield "set_rows", partial(_set_rows, ops, ref, rng)
 
 
 def _attention_cases(ops, ref, rng, layers, kv_type) -> Iterator[Case]:
@@ -178,6 +179,15 @@ def _tables(model) -> list[QTensor]:
 def _embed(ops, ref, rng, fmt, C) -> str:
     table, ids = _weight(rng, fmt, M, C), np.array([M - 1, 0, 7], np.int32)
     return _difference(ops.embed(table, ids, 39.2), ref.embed(table, ids, 39.2))
+
+
+def _set_rows(ops, ref, rng) -> str:
+    """In place."""
+    x, rows, values = _normal(rng, 5, 70), np.array([4, 1], np.int32), _normal(rng, 2, 70)
+    mine, its = x.copy(), x.copy()
+    ops.set_rows(mine, rows, values)
+    ref.set_rows(its, rows, values)
+    return _difference(mine, its, exact=True)
 
 
 def _linear(ops, ref, rng, fmt, C, is_packed, activations) -> str:
@@ -300,6 +310,8 @@ def _small_cases(rng, *, of_experts: bool = True) -> dict[str, dict]:
         "softcap": {"x": 20 * x(3, 700), "cap": 30.0},
         "add": {"x": x(3, 70), "y": x(3, 70)},
         "scale": {"x": x(3, 70), "factor": 0.7},
+        "get_rows": {"x": x(5, 70), "rows": np.array([4, 0, 0], np.int32)},
+        "swap_axes": {"x": x(3, 5, 70)},
     }
     if not of_experts:
         return cases

@@ -256,9 +256,10 @@ def test_no_figure_when_an_op_is_wrong(bench, paths, monkeypatch, op):
 
     def wrong(*args, **options):
         result = right(*args, **options)
-        for array in result if isinstance(result, tuple) else (args[2] if op == "write_kv" else result,):
-            flat = array.reshape(-1)
-            flat[int(np.argmax(np.abs(flat)))] *= array.dtype.type(1.001) if array.dtype.kind == "f" else 0
+        changed = {"write_kv": args[2:3], "set_rows": args[:1]}.get(op, (result,))
+        for array in result if isinstance(result, tuple) else changed:
+            largest = np.unravel_index(np.argmax(np.abs(array)), array.shape)  # a result may be a view
+            array[largest] *= array.dtype.type(1.001) if array.dtype.kind == "f" else 0
         return result
 
     monkeypatch.setattr(fastpath.cpu, op, wrong)

@@ -251,6 +251,7 @@ class TestInference:
         assert outcome.status == 0
         assert [line.split()[0] for line in outcome.err.splitlines()] == [
             "load",
+            "backend",
             "kernels",
             "weights",
             "prefill",
