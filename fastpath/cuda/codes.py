@@ -1,4 +1,4 @@
-"""The codes and scales of 32 columns, as a lane takes them from the planes of layout.py.
+"""The codes and scales of 32 columns, a sub-block, as a lane takes them from the planes of layout.py.
 
 Each function here makes device functions for a Coding; what a format does not have costs nothing.
 """
@@ -6,7 +6,7 @@ Each function here makes device functions for a Coding; what a format does not h
 from functools import cache
 
 import numpy as np
-from numba import cuda, int32, uint64
+from numba import cuda, int32, int64, uint64
 
 from fastpath.cuda.intrinsics import (
     and32,
@@ -23,46 +23,62 @@ from fastpath.cuda.intrinsics import (
     shr32,
     xor32,
 )
-from fastpath.cuda.layout import ROWS
+from fastpath.cuda.layout import ROWS, UNIT, UNITS, WIDTH
+
+OF_UNIT = UNIT // WIDTH  # sub-blocks
+
+
+@cuda.jit(device=True)
+def spot_of(tile, n_units, sub_block, row):
+    """Where a sub-block of a row lies, for the functions below.
+
+    (pieces before those of its step, if a unit had one; pieces of a kind side by side; the unit's place among
+    them; sub-block of the unit; row of the tile, counted with blocks of 256 columns)
+    """
+    unit = sub_block // OF_UNIT
+    first = unit & ~(UNITS - 1)
+    width = min(UNITS, n_units - first)
+    return (
+        (int64(tile) * n_units + first) * ROWS,
+        int64(width * ROWS),
+        int64(row * width + unit - first),
+        int64(sub_block & (OF_UNIT - 1)),
+        (int64(tile) * (n_units >> 1) + (unit >> 1)) * ROWS + row,
+    )
+
+
+@cuda.jit(device=True)
+def _piece(spot, pieces, i):
+    """Piece i of a unit that has so many."""
+    return spot[0] * pieces + i * spot[1] + spot[2]
 
 
 @cache
 def codes_of(coding):
-    """(low, high, step, lane) -> 8 words of 4 codes each: columns 0..3, 4..7, ... of the lane's 32.
+    """(low, high, spot) -> 8 words of 4 codes each: columns 0..3, 4..7, ... of the sub-block.
 
     Codes are unsigned bytes without the format's offset; those of Q8_0 and of levels are signed.
     """
-    load_words, unpacked = words_of(coding), unpacked_of(coding)
-
-    @cuda.jit(device=True)
-    def load(low, high, step, lane):
-        return unpacked(load_words(low, high, step, lane))
-
-    return load
-
-
-@cache
-def words_of(coding):
-    """(low, high, step, lane) -> words as they lie: what a lane loads long before it needs it."""
     load_low, load_high = _LOW_WORDS[coding.low_bits], _HIGH_WORDS[coding.high_bits]
+    unpacked = unpacked_of(coding)
     if load_high is None:
 
         @cuda.jit(device=True)
-        def load(low, high, step, lane):
-            return load_low(low, step, lane)
+        def load(low, high, spot):
+            return unpacked(load_low(low, spot))
 
     else:
 
         @cuda.jit(device=True)
-        def load(low, high, step, lane):
-            return load_low(low, step, lane) + load_high(high, step, lane)
+        def load(low, high, spot):
+            return unpacked(load_low(low, spot) + load_high(high, spot))
 
     return load
 
 
 @cache
 def unpacked_of(coding):
-    """Those words -> what `codes_of` gives."""
+    """The words of a sub-block, low ones first -> what `codes_of` gives."""
     if coding.levels is not None:
         return _levels_of(coding.levels)
     if coding.low_bits == 8:
@@ -113,23 +129,24 @@ def _levels_of(levels):
 
 
 @cuda.jit(device=True)
-def _eight(low, step, lane):
-    return load_weights_v4(low, (step * 64 + lane) * 4) + load_weights_v4(low, (step * 64 + 32 + lane) * 4)
+def _eight(low, spot):
+    first = load_weights_v4(low, 4 * _piece(spot, 8, 2 * spot[3]))
+    return first + load_weights_v4(low, 4 * _piece(spot, 8, 2 * spot[3] + 1))
 
 
 @cuda.jit(device=True)
-def _four(low, step, lane):
-    return load_weights_v4(low, (step * 32 + lane) * 4)
+def _four(low, spot):
+    return load_weights_v4(low, 4 * _piece(spot, 4, spot[3]))
 
 
 @cuda.jit(device=True)
-def _two(plane, step, lane):
-    return load_weights_v2(plane, (step * 32 + lane) * 2)
+def _two(plane, spot):
+    return load_weights_v2(plane, 4 * _piece(spot, 2, spot[3] >> 1) + 2 * (spot[3] & 1))
 
 
 @cuda.jit(device=True)
-def _one(plane, step, lane):
-    return load_weights_v1(plane, step * 32 + lane)
+def _one(plane, spot):
+    return load_weights_v1(plane, 4 * _piece(spot, 1, 0) + spot[3])
 
 
 _LOW_WORDS = {8: _eight, 4: _four, 2: _two}
@@ -179,99 +196,80 @@ _LOW = {4: _nibbles_of, 2: _pairs_of_bits}
 _HIGH = {0: None, 1: _single_bits, 2: _pairs_of_bits}
 
 
+# -- scales
+
+
 @cache
 def scales_of(coding):
-    """(sub, step, lane) -> (d, m) as float32, or (sc0, sc1, mn0, mn1) as int32: one sc and mn per 16 values.
+    """(sub, spot) -> (d, m) as float32, or (sc0, sc1, mn0, mn1) as int32: one sc and mn per 16 values.
 
     Where 32 values share one, sc1 is sc0 and mn1 is mn0; what there is not is 0.
     """
-    load_words, unpacked = _SCALE_WORDS[coding.scales], unpacked_scales_of(coding)
+    return _SCALES[coding.scales]
 
-    @cuda.jit(device=True)
-    def load(sub, step, lane):
-        return unpacked(load_words(sub, step, lane))
+
+@cache
+def blocks_of(coding):
+    """(block, spot) -> (d, dmin) of the block of 256 that a sub-block is in, as float32; no dmin: 0."""
+    if coding.has_minimum:
+
+        @cuda.jit(device=True)
+        def load(block, spot):
+            at = 2 * uint64(spot[4])
+            return f16_to_f32(int32(block[at])), f16_to_f32(int32(block[at + 1]))
+
+    else:
+
+        @cuda.jit(device=True)
+        def load(block, spot):
+            d = f16_to_f32(int32(block[uint64(spot[4])]))
+            return d, d
 
     return load
 
 
-@cache
-def scale_words_of(coding):
-    """(sub, block, step, lane) -> all scales of a lane as they lie: those of `sub`, then those of `block`."""
-    load_words, planes = _SCALE_WORDS[coding.scales], 2 if coding.has_minimum else 1
-    if not coding.is_256:
-
-        @cuda.jit(device=True)
-        def load(sub, block, step, lane):
-            return load_words(sub, step, lane)
-
-        return load
-
-    @cuda.jit(device=True)
-    def load_256(sub, block, step, lane):
-        at = step * planes * ROWS + (lane >> 3)
-        words = load_words(sub, step, lane)
-        if planes == 2:
-            return (words[0], int32(block[uint64(at)]), int32(block[uint64(at + ROWS)]))
-        return (words[0], int32(block[uint64(at)]), int32(0))
-
-    return load_256
-
-
-def unpacked_scales_of(coding):
-    """The words of `sub` -> what `scales_of` gives."""
-    return _SCALES[coding.scales]
+@cuda.jit(device=True)
+def _half(sub, at):
+    return int32(sub[uint64(at)])
 
 
 @cuda.jit(device=True)
-def _one_scale(sub, step, lane):
-    return (int32(sub[uint64(step * 32 + lane)]),)
-
-
-@cuda.jit(device=True)
-def _two_scales(sub, step, lane):
-    at = step * 64 + lane
-    return int32(sub[uint64(at)]), int32(sub[uint64(at + 32)])
-
-
-@cuda.jit(device=True)
-def _scale(words):
-    d = f16_to_f32(words[0])
+def _scale(sub, spot):
+    d = f16_to_f32(_half(sub, 4 * _piece(spot, 1, 0) + spot[3]))
     return d, d
 
 
 @cuda.jit(device=True)
-def _power(words):
-    d = as_f32(shl32(words[0], 16))
+def _power(sub, spot):
+    d = as_f32(shl32(_half(sub, 4 * _piece(spot, 1, 0) + spot[3]), 16))
     return d, d
 
 
 @cuda.jit(device=True)
-def _scale_and_minimum(words):
-    return f16_to_f32(words[0]), f16_to_f32(words[1])
+def _scale_and_minimum(sub, spot):
+    at = 8 * _piece(spot, 1, 0) + spot[3]
+    return f16_to_f32(_half(sub, at)), f16_to_f32(_half(sub, at + OF_UNIT))
 
 
 @cuda.jit(device=True)
-def _bytes(words):
-    sc, mn = and32(words[0], 0xFF), shr32(words[0], 8)
+def _bytes(sub, spot):
+    at, shift = 4 * _piece(spot, 1, 0) + (spot[3] >> 1), int32(8 * (spot[3] & 1))
+    sc, mn = and32(shr32(_half(sub, at), shift), 0xFF), and32(shr32(_half(sub, at + 2), shift), 0xFF)
     return sc, sc, mn, mn
 
 
 @cuda.jit(device=True)
-def _nibbles(words):
-    word = words[0]
+def _nibbles(sub, spot):
+    word = _half(sub, 4 * _piece(spot, 1, 0) + spot[3])
     return and32(word, 15), and32(shr32(word, 8), 15), and32(shr32(word, 4), 15), shr32(word, 12)
 
 
 @cuda.jit(device=True)
-def _signed_bytes(words):
-    word, zero = words[0], int32(0)
+def _signed_bytes(sub, spot):
+    word, zero = _half(sub, 4 * _piece(spot, 1, 0) + spot[3]), int32(0)
     return sar32(shl32(word, 24), 24), sar32(shl32(word, 16), 24), zero, zero
 
 
-_SCALE_WORDS = {
-    "d": _one_scale, "e": _one_scale, "d m": _two_scales,
-    "8 sc mn": _one_scale, "16 sc mn": _one_scale, "16 sc": _one_scale,
-}  # fmt: skip
 _SCALES = {
     "d": _scale, "e": _power, "d m": _scale_and_minimum,
     "8 sc mn": _bytes, "16 sc mn": _nibbles, "16 sc": _signed_bytes,

@@ -1,20 +1,21 @@
 """Rows of a table on CUDA.        definition: refimpl/ops/embedding.py
 
 grid       groups of 32 sub-blocks of a row; tokens
-block      a warp; a lane has 32 columns, which it reads as a product does (layout.py): one table serves both
+block      a warp; a lane has 32 columns of a table that lies as products want it (layout.py): it serves both
 arithmetic that of the format's definition (quant), in float32, then one product with the factor
-traffic    of a row its codes; 128 bytes side by side at a time
+traffic    of a row its codes, 32 bytes side by side or more
 """
 
 import weakref
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16
+from numba import cuda, float32, int32, uint16
 
 from fastpath.cuda import device
+from fastpath.cuda.codes import spot_of
 from fastpath.cuda.intrinsics import mul_rn
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, COLUMNS, LANES, ROWS, SUB_BLOCKS, WIDTH, on_device
+from fastpath.cuda.layout import CODINGS, LANES, PADDED, ROWS, UNIT, WIDTH, on_device
 from fastpath.cuda.values import values_of
 from quant import QTensor
 
@@ -50,9 +51,9 @@ def _embed(coding):
         first = (cuda.blockIdx.x * LANES + cuda.threadIdx.x) * WIDTH
         if first >= C:
             return
-        row, j = ids[t] & (ROWS - 1), (first // WIDTH) & (SUB_BLOCKS - 1)
-        step = int64(ids[t] // ROWS) * ((C + COLUMNS - 1) // COLUMNS) + first // COLUMNS
-        loaded = load(low, high, sub, block, step, row * SUB_BLOCKS + j)
+        n_units = (C + PADDED - 1) // PADDED * (PADDED // UNIT)
+        spot = spot_of(ids[t] // ROWS, n_units, first // WIDTH, ids[t] & (ROWS - 1))
+        loaded = load(low, high, sub, block, spot)
         for i in range(WIDTH // 4):
             values = four(loaded, i)
             for k in range(4):

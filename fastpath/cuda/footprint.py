@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastpath.cuda import device
-from fastpath.cuda.layout import CODINGS, COLUMNS, LANES, ROWS
+from fastpath.cuda.layout import CODINGS, ROWS, UNIT, padded_columns
 from fastpath.replay import MOST_TOKENS
 from quant import QTensor
 
@@ -40,15 +40,16 @@ class Footprint:
 def plane_sizes(coding, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Elements of low, high, sub and block (layout.py) of a matrix or a stack of them."""
     M, C = shape[-2:]
-    steps = (shape[0] if len(shape) == 3 else 1) * -(-M // ROWS) * -(-C // COLUMNS)
-    low = steps * LANES * coding.low_bits  # a lane's 32 values of so many bits
+    n_rows = (shape[0] if len(shape) == 3 else 1) * -(-M // ROWS) * ROWS
+    units = n_rows * (padded_columns(C) // UNIT)
+    low = units * UNIT // 32 * coding.low_bits
     if coding.is_plain:
         return low, 1, 1, 1
     kinds = 2 if coding.has_minimum else 1
-    high = steps * LANES * coding.high_bits or 1
+    high = units * UNIT // 32 * coding.high_bits or 1
     if coding.is_256:
-        return low, high, steps * LANES, steps * kinds * ROWS
-    return low, high, steps * kinds * LANES, 1
+        return low, high, 4 * units, units * UNIT // 256 * kinds
+    return low, high, 4 * kinds * units, 1
 
 
 def matrix_bytes(weight: QTensor) -> int:

@@ -1,16 +1,18 @@
 """Weights as they lie in device memory: the codes of a format, in the order in which a warp reads them.
 
-A warp's step is 4 rows times 256 columns.  Lane 8r + j holds the 32 columns of sub-block j of row r; what
-they all need next lies side by side, so that one load of a warp is one piece of 512 (or 128, or 64) bytes.
-Rows are padded to a multiple of 4, columns to one of 256, with codes and scales of 0.
+A warp's step is 4 rows times 8 units of 128 columns.  Lane 8r + u has unit u of row r.  What a unit needs is
+cut into pieces of 16 bytes; piece p of all lanes lies side by side, so that one load of a warp is one stretch
+of 512 bytes.  Rows are padded to a multiple of 4, columns to one of 256, with codes and scales of 0; the last
+step of a row has the units that are left, 2, 4, 6 or 8, and its pieces are as much shorter.
 
-    low    int32  the lower bits of 32 codes: 8 words of bytes, 4 of nibbles, 2 of pairs of bits per lane;
-                  16-byte pieces of the 32 lanes follow each other
-           32 and 16 bits: numbers as they are, 8 and 4 pieces
-    high   int32  the bits above them: 1 word of single bits, 2 of pairs of bits per lane, or none
-    sub    uint16 per lane and plane: formats of 32 values have a float16 scale and perhaps a minimum, those
-                  of 256 their integer scales and minima
-    block  uint16 formats of 256: float16 d and perhaps dmin, of 4 rows
+    low    int32  the lower bits of 4 sub-blocks of 32 codes, one after the other: 8, 4 or 2 pieces of a unit
+           for bytes, nibbles and pairs of bits; 32 and 16 bits: numbers as they are, 32 and 16 pieces
+    high   int32  the bits above them: 1 piece of single bits, 2 of pairs of bits, or none
+    sub    uint16 4 per unit, in pieces of 8 bytes.  Formats of 32 values: float16 scales of the sub-blocks;
+                  with minima 8 in pieces of 16 bytes, scales first.  Formats of 256: bytes, the integer
+                  scales of 4 sub-blocks and then their minima ("8 sc mn"); or those of 8 halves of
+                  sub-blocks, signed ("16 sc") or a nibble of scale and one of minimum above it ("16 sc mn")
+    block  uint16 formats of 256: float16 d, or d and dmin, of 4 rows: [tiles, blocks, 4 rows, 1 or 2]
 
 Codes of 4 bits lie as in Q4_0: value i in the low, value i + 16 in the high nibbles of byte i; other fields
 likewise: with n of them to a byte, value i + 32/n * k is field k of byte i.  Bytes per value are those of the
@@ -27,8 +29,14 @@ from quant import QTensor
 from quant.fp4 import LEVELS as LEVELS_FP4
 from quant.i_quantize import LEVELS as LEVELS_IQ4
 
-ROWS, SUB_BLOCKS, WIDTH = 4, 8, 32
-LANES, COLUMNS = ROWS * SUB_BLOCKS, SUB_BLOCKS * WIDTH
+ROWS, UNITS, UNIT, WIDTH = (
+    4,
+    8,
+    128,
+    32,
+)  # of a step: rows, units of a row, columns of one, and of a sub-block
+LANES, COLUMNS = ROWS * UNITS, UNITS * UNIT
+PADDED = 256  # columns come in multiples of this
 SLAB_VALUES = 1 << 24  # laid out at a time
 
 
@@ -98,6 +106,11 @@ class DeviceMatrix:
         return -(-self.shape[-2] // ROWS)
 
     @property
+    def n_units(self):
+        """Of a row."""
+        return padded_columns(self.shape[-1]) // UNIT
+
+    @property
     def nbytes(self):
         return sum(plane.nbytes for plane in self.planes)
 
@@ -123,7 +136,7 @@ def on_device(weight) -> DeviceMatrix:
 
 
 def padded_columns(C):
-    return -(-C // COLUMNS) * COLUMNS
+    return -(-C // PADDED) * PADDED
 
 
 def device_matrix(weight: QTensor) -> DeviceMatrix:
@@ -162,17 +175,17 @@ def _planes(rows: QTensor, coding):
     M, C = rows.shape
     nothing = np.zeros(1, np.uint16)
     if coding.is_plain:
-        return _side_by_side(_lanes(_plain(rows, coding), WIDTH)), nothing.astype(np.int32), nothing, nothing
+        return _tiled(_units(_plain(rows, coding))).view(np.int32), nothing.astype(np.int32), nothing, nothing
     assert rows.format.integer_parts is not None, f"{rows.format.name} has no integers, and a coding for them"
     parts = rows.format.integer_parts(rows.data.reshape(-1, rows.format.block_bytes))
     codes = parts[0].reshape(M, C)
     codes = codes + np.int16(coding.offset) if coding.levels is None else _numbers_of(codes, coding.levels)
-    codes = _lanes(codes, WIDTH).astype(np.uint8)
-    mask = np.uint8((1 << coding.low_bits) - 1)
-    low = _side_by_side(_fields(codes & mask, coding.low_bits))
+    codes = _units(codes).astype(np.uint8)
+    codes = codes.reshape(*codes.shape[:2], UNIT // WIDTH, WIDTH)
+    low = _tiled(_fields(codes & np.uint8((1 << coding.low_bits) - 1), coding.low_bits)).view(np.int32)
     high = nothing.astype(np.int32)
     if coding.high_bits:
-        high = _fields(codes >> np.uint8(coding.low_bits), coding.high_bits).view(np.int32)
+        high = _tiled(_fields(codes >> np.uint8(coding.low_bits), coding.high_bits)).view(np.int32)
     return low, high, *(_scales_256(M, parts, coding) if coding.is_256 else _scales_32(M, parts, coding))
 
 
@@ -190,22 +203,24 @@ def _numbers_of(values, levels):
     return number[values.astype(np.int16) + 128]
 
 
-def _side_by_side(bytes_of_lanes):
-    """[tiles, steps, 32 lanes, ...] -> 16-byte pieces of the 32 lanes, one after another, as words."""
-    lanes = bytes_of_lanes.view(np.uint8)
-    pieces = lanes.reshape(*lanes.shape[:-1], -1, min(16, lanes.shape[-1]))
-    return np.ascontiguousarray(np.moveaxis(pieces, -2, -3)).view(np.int32)
+def _units(values, per_unit=UNIT):
+    """[M, n] -> [tiles * 4, units, per_unit], padded with zeros; a unit of columns has so many of the values."""
+    M, n = values.shape
+    per_padded = per_unit * PADDED // UNIT
+    whole = np.zeros((-(-M // ROWS) * ROWS, -(-n // per_padded) * per_padded), values.dtype)
+    whole[:M, :n] = values
+    return whole.reshape(len(whole), -1, per_unit)
 
 
-def _lanes(values, per_lane):
-    """[M, n * per_lane] -> [tiles, steps, 32 lanes, per_lane], padded with zeros."""
-    M, n = values.shape[0], -(-values.shape[1] // per_lane)
-    values = np.pad(values, ((0, 0), (0, n * per_lane - values.shape[1])))
-    steps = -(-n // SUB_BLOCKS)
-    whole = np.zeros((-(-M // ROWS) * ROWS, steps * SUB_BLOCKS, per_lane), values.dtype)
-    whole[:M, :n] = values.reshape(M, n, per_lane)
-    tiles = whole.reshape(-1, ROWS, steps, SUB_BLOCKS, per_lane).swapaxes(1, 2)
-    return np.ascontiguousarray(tiles).reshape(len(tiles), steps, LANES, per_lane)
+def _tiled(units):
+    """[tiles * 4, units, ...] -> the pieces of step after step, bytes [tiles, all]."""
+    n_rows, n_units = units.shape[:2]
+    units = np.ascontiguousarray(units).reshape(n_rows, n_units, -1).view(np.uint8)
+    piece = min(16, units.shape[-1])
+    units = units.reshape(n_rows // ROWS, ROWS, n_units, -1, piece)
+    steps = [units[:, :, first : first + UNITS] for first in range(0, n_units, UNITS)]
+    in_order = (step.transpose(0, 3, 1, 2, 4).reshape(len(step), -1) for step in steps)
+    return np.concatenate(list(in_order), axis=1)
 
 
 def _fields(codes, bits):
@@ -213,7 +228,7 @@ def _fields(codes, bits):
     per_byte = 8 // bits
     fields = codes.reshape(*codes.shape[:-1], per_byte, -1)
     shifts = np.uint8(bits) * np.arange(per_byte, dtype=np.uint8)
-    return np.ascontiguousarray(np.bitwise_or.reduce(fields << shifts[:, None], axis=-2))
+    return np.bitwise_or.reduce(fields << shifts[:, None], axis=-2)
 
 
 def _halves(values):
@@ -229,25 +244,25 @@ def _upper_halves(powers):
 
 def _scales_32(M, parts, coding):
     narrow = _upper_halves if coding.scales == "e" else _halves
-    planes = [_lanes(narrow(part).reshape(M, -1), 1) for part in parts[1:] if part is not None]
-    return np.stack(planes, axis=2), np.zeros(1, np.uint16)  # [tiles, steps, planes, 32 lanes]
+    planes = [_units(narrow(part).reshape(M, -1), UNIT // WIDTH) for part in parts[1:] if part is not None]
+    return _tiled(np.concatenate(planes, axis=2)).view(np.uint16), np.zeros(1, np.uint16)
 
 
 def _scales_256(M, parts, coding):
     _, sc, mn, d, dmin = parts
-    planes = [part.reshape(M, -1, 8, 2) for part in (sc, mn) if part is not None]  # two per 32 values
+    planes = [
+        _units(part.reshape(M, -1).astype(np.int16), UNIT // 16) for part in (sc, mn) if part is not None
+    ]  # one per 16 values
     if coding.scales == "8 sc mn":
-        words = planes[0][..., 0] | planes[1][..., 0] << 8
+        sub = np.concatenate([plane[..., ::2] for plane in planes], axis=2)
     elif coding.scales == "16 sc mn":
-        nibbles = planes[0] | planes[1] << 4
-        words = nibbles[..., 0] | nibbles[..., 1] << 8
+        sub = planes[0] | planes[1] << 4
     else:  # signed bytes
-        words = (planes[0][..., 0] & 0xFF) | (planes[0][..., 1] & 0xFF) << 8
-    sub = _lanes(words.astype(np.int16).view(np.uint16).reshape(M, -1), 1)
+        sub = planes[0] & 0xFF
     blocks = []
     for part in (d, dmin):
         if part is not None:
             rows = np.zeros((-(-M // ROWS) * ROWS, len(part) // M), np.uint16)
             rows[:M] = _halves(part).reshape(M, -1)
             blocks.append(rows.reshape(-1, ROWS, rows.shape[1]).swapaxes(1, 2))
-    return sub, np.stack(blocks, axis=2)  # [tiles, steps, planes, 4 rows]
+    return _tiled(sub.astype(np.uint8)).view(np.uint16), np.stack(blocks, axis=-1)

@@ -14,7 +14,7 @@ from numba import cuda, float32, int8, int32
 from fastpath.cuda import device
 from fastpath.cuda.intrinsics import add32, round_to_int
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import padded_columns
+from fastpath.cuda.layout import COLUMNS, UNIT, UNITS, padded_columns
 from fastpath.cuda.warp import WHOLE_WARP
 
 WARPS = 4
@@ -22,8 +22,9 @@ WARPS = 4
 
 class Rounded(NamedTuple):
     """
-    q      i8[T, C']       C' = C to the next multiple of 256; 0 behind C.  256 values lie as a warp reads
-                           them (layout.py): the first halves of 8 sub-blocks of 32, then the second halves
+    q      i8[T, C"]       C' = C to the next multiple of 256, C" to one of 1024; 0 from C to C', anything
+                           behind.  1024 values lie as a warp reads them (layout.py): of 8 units of 128
+                           columns the first 16 values of each, the second 16 of each, ...
     scale  f32[T, C'/block size]
     sums   i32[T, C'/16]   of 16 values of q
     """
@@ -39,7 +40,7 @@ def round_activations(x, block_size):
     padded = padded_columns(C)
     new = device.current().empty
     rounded = Rounded(
-        new((T, padded), np.int8),
+        new((T, -(-padded // COLUMNS) * COLUMNS), np.int8),
         new((T, padded // block_size), np.float32),
         new((T, padded // 16), np.int32),
     )
@@ -52,7 +53,8 @@ def round_activations(x, block_size):
 @cuda.jit(device=True)
 def place_of(c):
     """Where value c of a row lies: 16 values stay together."""
-    return (c & ~255) | (c & 16) << 3 | (c & 224) >> 1 | (c & 15)
+    unit, piece = c // UNIT & (UNITS - 1), c // 16 & (UNIT // 16 - 1)
+    return (c & ~(COLUMNS - 1)) + (piece * UNITS + unit) * 16 + (c & 15)
 
 
 def _block(per_lane):

@@ -1,4 +1,4 @@
-"""Weights as float32 numbers: four neighbouring columns of a lane's 32 at a time.
+"""Weights as float32 numbers: four neighbouring columns of a sub-block at a time.
 
 What they are is their format's definition (quant), every rounding included.
 """
@@ -7,7 +7,7 @@ from functools import cache
 
 from numba import cuda, float32, int32
 
-from fastpath.cuda.codes import codes_of, scales_of
+from fastpath.cuda.codes import blocks_of, codes_of, scales_of
 from fastpath.cuda.intrinsics import (
     add_rn,
     and32,
@@ -20,13 +20,12 @@ from fastpath.cuda.intrinsics import (
     shr32,
     sub32,
 )
-from fastpath.cuda.layout import LANES, ROWS
 
 
 @cache
 def values_of(coding):
-    """(load, four).  load(low, high, sub, block, step, lane) -> what a lane needs for its 32 columns;
-    four(that, i) -> columns 4i .. 4i + 3 of them.  `step` counts steps of the whole matrix."""
+    """(load, four).  load(low, high, sub, block, spot) -> what a lane needs for 32 columns (codes.spot_of);
+    four(that, i) -> columns 4i .. 4i + 3 of them."""
     if coding.scales in _PLAIN:
         return _PLAIN[coding.scales]
     load_codes = codes_of(coding)
@@ -34,8 +33,8 @@ def values_of(coding):
     offset, has_minimum = coding.offset, coding.has_minimum
 
     @cuda.jit(device=True)
-    def load(low, high, sub, block, step, lane):
-        return load_codes(low, high, step, lane), load_factors(sub, block, step, lane)
+    def load(low, high, sub, block, spot):
+        return load_codes(low, high, spot), load_factors(sub, block, spot)
 
     @cuda.jit(device=True)
     def one(word, k, scale, minimum):
@@ -60,8 +59,8 @@ def _factors_32(coding):
     load_scales = scales_of(coding)
 
     @cuda.jit(device=True)
-    def factors(sub, block, step, lane):
-        d, m = load_scales(sub, step, lane)
+    def factors(sub, block, spot):
+        d, m = load_scales(sub, spot)
         return d, d, m, m
 
     return factors
@@ -69,16 +68,14 @@ def _factors_32(coding):
 
 def _factors_256(coding):
     """Scales and minima of either half."""
-    load_scales, has_minimum = scales_of(coding), coding.has_minimum
-    planes = 2 if has_minimum else 1
+    load_scales, load_block, has_minimum = scales_of(coding), blocks_of(coding), coding.has_minimum
 
     @cuda.jit(device=True)
-    def factors(sub, block, step, lane):
-        sc0, sc1, mn0, mn1 = load_scales(sub, step, lane)
-        at = step * planes * ROWS + (lane >> 3)
-        d, m0, m1 = f16_to_f32(int32(block[at])), float32(0), float32(0)
+    def factors(sub, block, spot):
+        sc0, sc1, mn0, mn1 = load_scales(sub, spot)
+        d, dmin = load_block(block, spot)
+        m0, m1 = float32(0), float32(0)
         if has_minimum:
-            dmin = f16_to_f32(int32(block[at + ROWS]))
             m0, m1 = -mul_rn(dmin, float32(mn0)), -mul_rn(dmin, float32(mn1))
         return mul_rn(d, float32(sc0)), mul_rn(d, float32(sc1)), m0, m1
 
@@ -89,26 +86,24 @@ def _factors_256(coding):
 
 
 @cuda.jit(device=True)
-def _piece(low, step, pieces, i, lane):
-    return load_weights_v4(low, ((step * pieces + i) * LANES + lane) * 4)
+def _piece(low, spot, pieces, i):
+    """Piece i of a sub-block that has so many."""
+    return load_weights_v4(low, 4 * (spot[0] * 4 * pieces + (spot[3] * pieces + i) * spot[1] + spot[2]))
 
 
 @cuda.jit(device=True)
-def _load_32(low, high, sub, block, step, lane):
+def _load_32(low, high, sub, block, spot):
     return (
-        _piece(low, step, 8, 0, lane) + _piece(low, step, 8, 1, lane)
-        + _piece(low, step, 8, 2, lane) + _piece(low, step, 8, 3, lane)
-        + _piece(low, step, 8, 4, lane) + _piece(low, step, 8, 5, lane)
-        + _piece(low, step, 8, 6, lane) + _piece(low, step, 8, 7, lane)
+        _piece(low, spot, 8, 0) + _piece(low, spot, 8, 1) + _piece(low, spot, 8, 2) + _piece(low, spot, 8, 3)
+        + _piece(low, spot, 8, 4) + _piece(low, spot, 8, 5) + _piece(low, spot, 8, 6) + _piece(low, spot, 8, 7)
     )  # fmt: skip
 
 
 @cuda.jit(device=True)
-def _load_16(low, high, sub, block, step, lane):
+def _load_16(low, high, sub, block, spot):
     return (
-        _piece(low, step, 4, 0, lane) + _piece(low, step, 4, 1, lane)
-        + _piece(low, step, 4, 2, lane) + _piece(low, step, 4, 3, lane)
-    )  # fmt: skip
+        _piece(low, spot, 4, 0) + _piece(low, spot, 4, 1) + _piece(low, spot, 4, 2) + _piece(low, spot, 4, 3)
+    )
 
 
 @cuda.jit(device=True)
