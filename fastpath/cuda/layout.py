@@ -204,7 +204,7 @@ def _numbers_of(values, levels):
 
 
 def _units(values, per_unit=UNIT):
-    """[M, n] -> [tiles * 4, units, per_unit], padded with zeros; a unit of columns has so many of the values."""
+    """[M, n] -> [tiles * 4, units, per_unit], padded with zeros; a unit has `per_unit` of the values."""
     M, n = values.shape
     per_padded = per_unit * PADDED // UNIT
     whole = np.zeros((-(-M // ROWS) * ROWS, -(-n // per_padded) * per_padded), values.dtype)

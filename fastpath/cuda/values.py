@@ -94,8 +94,10 @@ def _piece(low, spot, pieces, i):
 @cuda.jit(device=True)
 def _load_32(low, high, sub, block, spot):
     return (
-        _piece(low, spot, 8, 0) + _piece(low, spot, 8, 1) + _piece(low, spot, 8, 2) + _piece(low, spot, 8, 3)
-        + _piece(low, spot, 8, 4) + _piece(low, spot, 8, 5) + _piece(low, spot, 8, 6) + _piece(low, spot, 8, 7)
+        _piece(low, spot, 8, 0) + _piece(low, spot, 8, 1)
+        + _piece(low, spot, 8, 2) + _piece(low, spot, 8, 3)
+        + _piece(low, spot, 8, 4) + _piece(low, spot, 8, 5)
+        + _piece(low, spot, 8, 6) + _piece(low, spot, 8, 7)
     )  # fmt: skip
 
 
