@@ -21,6 +21,7 @@ from fastpath.cuda.grouping import TOKENS, entries_of, entry_of
 from fastpath.cuda.intrinsics import add32, as_f32, fma_rn, load_v4, load_weights_v4, mul32
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, COLUMNS, PADDED, ROWS, UNIT, UNITS, WIDTH, padded_columns
+from fastpath.cuda.ready import at_once, when_previous_ended
 from fastpath.cuda.values import values_of
 from fastpath.cuda.warp import WHOLE_WARP
 
@@ -239,7 +240,7 @@ def _coded(coding):
 
 
 def _maker(coding):
-    """ready -> function of a block; ready() waits until activations are there (kernel.py)."""
+    """ready -> function of a block; ready() waits until activations are there (ready.py)."""
     begin, walk_one, walk_all = (_plain if coding.is_plain else _coded)(coding)
 
     @cuda.jit(device=True)
@@ -288,31 +289,29 @@ def _maker(coding):
     return made
 
 
-@cuda.jit(device=True)
-def _nothing():
-    pass
-
-
 _MADE = {name: _maker(coding) for name, coding in CODINGS.items()}
-TILES = {name: made(_nothing) for name, made in _MADE.items()}
+TILES = {name: made(at_once) for name, made in _MADE.items()}
+EARLY_TILES = {name: made(when_previous_ended) for name, made in _MADE.items()}
 
 
-def _kernel(name, coding):
-    tile = TILES[name]
-
+def _function(tile):
     def kernel(low, high, sub, block, x, n_units, slots, share, out):
         b, y, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.gridDim.x
         tile(b, y, n, low, high, sub, block, x, n_units, slots, share, out)
 
+    return kernel
+
+
+def _kernel(name):
     half, rows = uint16[::1], float32[:, ::1]
     signature = int32[::1], int32[::1], half, half, rows, int32, int32[:, ::1], int32, rows
     return Kernel(
-        kernel, signature, ("LDG.E.NA.128", "FFMA"), registers=128, bounds=(THREADS, 8),
-        name=f"float_{name.lower()}",
+        _function(TILES[name]), signature, ("LDG.E.NA.128", "FFMA"), registers=128, bounds=(THREADS, 8),
+        name=f"float_{name.lower()}", early=_function(EARLY_TILES[name]),
     )  # fmt: skip
 
 
 _ROWS = float32[:, ::1]
 SPREAD = Kernel(_spread_kernel, (_ROWS, _ROWS))
-PRODUCTS = {name: _kernel(name, coding) for name, coding in CODINGS.items()}
+PRODUCTS = {name: _kernel(name) for name in CODINGS}
 KERNELS = (SPREAD, *PRODUCTS.values())
