@@ -172,8 +172,8 @@ def _plain(coding):
         in_end = turns
         if u < width:
             turns = int32(turns + turns_of_unit)
-        at, apart = tile * n_units * (16 * of_unit), int64(16 * UNITS)
-        end = at + int64(whole) * (16 * of_unit * UNITS) + (row * width + u) * 4, int64(16 * width)
+        at, apart = tile * n_units * (16 * of_unit), int32(16 * UNITS)
+        end = at + int64(whole) * (16 * of_unit * UNITS) + (row * width + u) * 4, int32(16 * width)
         if whole > 0:
             at += (row * UNITS + u) * 4
         else:
