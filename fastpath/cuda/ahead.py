@@ -8,15 +8,9 @@ Experts are not chosen yet, so theirs are not asked for.
 from numba import cuda, int32, int64
 
 from fastpath.cuda.intrinsics import prefetch_bytes
-from fastpath.cuda.layout import LANES
+from fastpath.cuda.layout import ROWS
 
-STEPS = 16  # two of each of a block's 8 warps: what they load before they need the first
-
-
-def of_step(coding):
-    """(words of low, words of high, halves of sub) that a step of a warp has."""
-    halves = 0 if coding.is_plain else LANES * (2 if coding.scales == "d m" else 1)
-    return coding.low_bits * LANES, coding.high_bits * LANES, halves
+FIRST = 16  # units of a row: what two steps of a warp load
 
 
 def ahead_of(coding, is_float):
@@ -24,13 +18,14 @@ def ahead_of(coding, is_float):
 
     is_float  of linear_float.py, whose activations are numbers; else of linear.py
     """
-    words_low, words_high, halves = of_step(coding)
+    words_low, words_high = 4 * ROWS * coding.low_bits, 4 * ROWS * coding.high_bits  # of a unit of all rows
+    halves = 0 if coding.is_plain else 4 * ROWS * (2 if coding.scales == "d m" else 1)
 
     @cuda.jit(device=True)
-    def of_tile(tile, steps, low, high, sub, share):
+    def of_tile(tile, n_units, low, high, sub, share):
         if share != 0 or cuda.threadIdx.x != 0:
             return
-        first, n = int64(tile) * steps, int32(min(steps, STEPS))
+        first, n = int64(2 * tile) * n_units, int32(min(n_units, FIRST))
         prefetch_bytes(low, first * words_low, n * int32(4 * words_low))
         if words_high:
             prefetch_bytes(high, first * words_high, n * int32(4 * words_high))
@@ -40,13 +35,14 @@ def ahead_of(coding, is_float):
     if is_float:
 
         @cuda.jit(device=True)
-        def ahead(tile, low, high, sub, block, x, slots, share, out):
-            of_tile(tile, x.shape[1] >> 8, low, high, sub, share)
+        def ahead(tile, low, high, sub, block, x, n_units, slots, share, out):
+            of_tile(tile, n_units, low, high, sub, share)
 
     else:
+        per_unit = (2, 1) if coding.is_256 else (1, 4)  # units and scales
 
         @cuda.jit(device=True)
-        def ahead(tile, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
-            of_tile(tile, q.shape[1] >> 6, low, high, sub, share)
+        def ahead(tile, low, high, sub, block, q, scale, sums, slots, share, out):
+            of_tile(tile, scale.shape[1] * per_unit[0] // per_unit[1], low, high, sub, share)
 
     return ahead

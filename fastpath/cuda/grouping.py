@@ -1,24 +1,24 @@
-"""Which tokens meet which expert, on the device: slots of one matrix and up to four rows.
+"""Which tokens meet which expert, on the device: slots of one matrix and up to eight rows.
 
-A slot is (expert, entry, entry, entry, entry); entry t * A + a is what token t asks of its expert number a;
--1: none.  So an expert's weights are read once for four of its tokens, and no weights that nobody asked for.
+A slot is (expert, 8 entries); entry t * A + a is what token t asks of its expert number a; -1: none.  So an
+expert's weights are read once for eight of its tokens, and no weights that nobody asked for.
 
 grid       one block, a thread per expert
 traffic    all choices, twice per warp
 """
 
-from numba import cuda, int32
+from numba import cuda, int32, uint32
 
 from fastpath.cuda import device
 from fastpath.cuda.kernel import Kernel
 
-TOKENS = 4
+TOKENS = 8
 SLOT = 1 + TOKENS
 MAX_EXPERTS = 256
 
 
 def slots_of(expert_ids, n_experts):
-    """expert_ids i32[T, A] -> slots i32[n, 5]; those that are not needed have expert -1 and come last."""
+    """expert_ids i32[T, A] -> slots i32[n, 9]; those that are not needed have expert -1 and come last."""
     n = expert_ids.size
     n_slots = min(n, n_experts + n // TOKENS)
     slots = device.current().empty((n_slots, SLOT), "int32")
@@ -33,17 +33,47 @@ def no_slots():
 
 @cuda.jit(device=True)
 def entries_of(slots, share, n_rows, y):
-    """(matrix, number of rows, four rows of x) of block y; matrix -1: nothing to do.
+    """(matrix, number of rows, eight rows of x) of block y; matrix -1: nothing to do.
+
+    The first row stands in for those that are not there: whoever reads them, too, finds something.
 
     share: rows of the result that come from one of x; 0: there are no slots, row after row meets one matrix
     """
-    t0 = int32(y * TOKENS)
-    if share == 0:
-        n = int32(min(TOKENS, n_rows - t0))
-        return int32(0), n, t0, int32(t0 + 1), int32(t0 + 2), int32(t0 + 3)
-    a, b, c, d = slots[y, 1], slots[y, 2], slots[y, 3], slots[y, 4]
-    n = int32(1) + int32(b >= 0) + int32(c >= 0) + int32(d >= 0)
-    return slots[y, 0], int32(n), int32(a // share), int32(b // share), int32(c // share), int32(d // share)
+    matrix, n, a = int32(0), int32(1), int32(y * TOKENS)
+    if share != 0:
+        matrix, a = slots[y, 0], slots[y, 1]
+        while n < TOKENS and slots[y, 1 + n] >= 0:
+            n = int32(n + 1)
+        a = _row_of(a, share)
+    else:
+        n = int32(min(TOKENS, n_rows - a))
+    b = c = d = e = f = g = h = a
+    if n > 1:
+        b = _row(slots, share, y, 1)
+    if n > 2:
+        c = _row(slots, share, y, 2)
+    if n > 3:
+        d = _row(slots, share, y, 3)
+    if n > 4:
+        e = _row(slots, share, y, 4)
+    if n > 5:
+        f = _row(slots, share, y, 5)
+    if n > 6:
+        g = _row(slots, share, y, 6)
+    if n > 7:
+        h = _row(slots, share, y, 7)
+    return matrix, n, a, b, c, d, e, f, g, h
+
+
+@cuda.jit(device=True)
+def _row(slots, share, y, k):
+    """Of x, which row k of block y meets."""
+    return int32(y * TOKENS + k) if share == 0 else _row_of(slots[y, 1 + k], share)
+
+
+@cuda.jit(device=True)
+def _row_of(entry, share):
+    return entry if share == 1 else int32(uint32(entry) // uint32(share))
 
 
 @cuda.jit(device=True)

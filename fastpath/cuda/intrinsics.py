@@ -51,6 +51,26 @@ def _global(context, builder, kind, array, index):
     return builder.ptrtoint(_pointer(context, builder, kind, array, index), I64)
 
 
+@intrinsic
+def address_of(typingctx, array, index):
+    """Of array[index]: 64 bits, for the functions here whose names say `at`."""
+
+    def codegen(context, builder, sig, args):
+        return _global(context, builder, sig.args[0], *args)
+
+    return signature(types.int64, array, types.int64), codegen
+
+
+@intrinsic
+def wide_product(typingctx, x, y):
+    """Of two int32, with all of its bits."""
+
+    def codegen(context, builder, sig, args):
+        return builder.mul(*(builder.sext(arg, I64) for arg in args))
+
+    return signature(types.int64, types.int32, types.int32), codegen
+
+
 def _shared(context, builder, kind, array, index):
     """32 bits, as instructions on shared memory want it."""
     pointer = _pointer(context, builder, kind, array, index)
@@ -109,6 +129,22 @@ def _strict(operation):
 add32, sub32, mul32 = _strict("add"), _strict("sub"), _strict("mul")
 and32, or32, xor32 = _strict("and_"), _strict("or_"), _strict("xor")
 shl32, shr32, sar32 = _strict("shl"), _strict("lshr"), _strict("ashr")
+
+
+def _logic(table):
+    """A function of three bits, on all 32 at once: bit 4x + 2y + z of the table is its value."""
+
+    @intrinsic
+    def function(typingctx, x, y, z):
+        def codegen(context, builder, sig, args):
+            return _emit(builder, f"lop3.b32 $0, $1, $2, $3, {table};", [I32], args)[0]
+
+        return signature(types.int32, types.int32, types.int32, types.int32), codegen
+
+    return function
+
+
+and_or, and_xor = _logic(0xEA), _logic(0x6A)  # x & y | z, x & y ^ z
 
 dp4a_s8 = _ternary("dp4a.s32.s32", types.int32)  # four int8 of x times four of y, plus z
 permute_bytes = _ternary("prmt.b32", types.int32)  # bytes of x (0-3) and y (4-7), chosen by nibbles of z
@@ -184,14 +220,47 @@ def _load(opcode, n, address=_global):
 
 
 # Weights: the read-only path, for what nobody writes while the kernel runs; read once, they need not stay.
-load_weights_v4 = _load("ld.global.nc.L1::no_allocate.v4.u32", 4)
-load_weights_v2 = _load("ld.global.nc.L1::no_allocate.v2.u32", 2)
-load_weights_v1 = _load("ld.global.nc.L1::no_allocate.u32", 1)
+WEIGHTS = "ld.global.nc.L1::no_allocate"
+load_weights_v4 = _load(f"{WEIGHTS}.v4.u32", 4)
+load_weights_v2 = _load(f"{WEIGHTS}.v2.u32", 2)
+load_weights_v1 = _load(f"{WEIGHTS}.u32", 1)
 # All else may be what the kernel before wrote while this one was waiting for it (early.py).
 load_v1 = _load("ld.global.u32", 1)
 load_v2 = _load("ld.global.v2.u32", 2)
 load_v4 = _load("ld.global.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
+
+
+def loads_at(opcode, words, count, apart=None):
+    """(address) -> the words of so many loads, the first at this address, `apart` bytes from one to the next.
+
+    Without `apart`: (address, apart as an int64) -> the same.
+    """
+    n = words * count
+
+    def codegen(context, builder, sig, args):
+        found = []
+        for i in range(count):
+            at, offset = args[0], f" + {i * apart}" if apart and i else ""
+            if not apart and i:
+                at = builder.add(at, builder.mul(args[1], ir.Constant(I64, i)))
+            text = f"{opcode} {_group(0, words) if words > 1 else '$0'}, [${words}{offset}];"
+            found += _emit(builder, text, [I32] * words, [at], touches_memory=True)
+        return cgutils.pack_array(builder, found)
+
+    if apart:
+
+        @intrinsic
+        def function(typingctx, address):
+            return signature(types.UniTuple(types.int32, n), types.int64), codegen
+
+    else:
+
+        @intrinsic
+        def function(typingctx, address, apart):
+            return signature(types.UniTuple(types.int32, n), types.int64, types.int64), codegen
+
+    return function
 
 
 def _store(opcode, address):
@@ -212,6 +281,37 @@ def _store(opcode, address):
 
 store_v4 = _store("st.global.v4.u32", _global)
 store_shared_v4 = _store("st.shared.v4.u32", _shared)
+
+
+def zeros_of(n):
+    """() -> n int32."""
+
+    @intrinsic
+    def function(typingctx):
+        def codegen(context, builder, sig, args):
+            return cgutils.pack_array(builder, [ir.Constant(I32, 0)] * n)
+
+        return signature(types.UniTuple(types.int32, n)), codegen
+
+    return function
+
+
+# -- between the lanes of a warp
+
+
+@intrinsic
+def of_lane_in_8(typingctx, x, lane):
+    """The float32 that lane 0 to 7 has, of every 8 lanes side by side; all 32 meet here."""
+
+    def codegen(context, builder, sig, args):
+        kind = ir.FunctionType(ir.LiteralStructType((I32, ir.IntType(1))), [I32] * 5)
+        shuffle = cgutils.get_or_insert_function(builder.module, kind, "llvm.nvvm.shfl.sync.i32")
+        segments = (32 - 8) << 8 | 31
+        mask, idx, clamp = (ir.Constant(I32, number) for number in (-1, 0, segments))
+        found = builder.call(shuffle, (mask, idx, builder.bitcast(args[0], I32), args[1], clamp))
+        return builder.bitcast(builder.extract_value(found, 0), F32)
+
+    return signature(types.float32, types.float32, types.int32), codegen
 
 
 # -- asynchronous copies from global to shared memory
@@ -281,23 +381,26 @@ load_matrix_x4, load_matrix_x2 = _load_matrix(4, False), _load_matrix(2, False)
 load_matrix_x4_transposed = _load_matrix(4, True)
 
 
-def _multiply_matrices(form, number):
-    """d = a * b + c for a warp; a 4 words, b 2 words, c and d 4 numbers per lane."""
+def _multiply_matrices(form, number, n_left=4):
+    """d = a * b + c for a warp; a 4 words, b half as many, c and d 4 numbers per lane."""
+    n_right = n_left // 2
 
     @intrinsic
     def function(typingctx, a, b, c):
-        words, numbers = types.UniTuple(types.int32, 4), types.UniTuple(number, 4)
+        left, numbers = types.UniTuple(types.int32, n_left), types.UniTuple(number, 4)
 
         def codegen(context, builder, sig, args):
-            text = f"mma.sync.aligned.{form} {_group(0, 4)}, {_group(4, 4)}, {_group(8, 2)}, {_group(10, 4)};"
+            places = _group(4, n_left), _group(4 + n_left, n_right), _group(4 + n_left + n_right, 4)
+            text = f"mma.sync.aligned.{form} {_group(0, 4)}, {', '.join(places)};"
             values = [value for part in args for value in cgutils.unpack_tuple(builder, part)]
             return cgutils.pack_array(builder, _emit(builder, text, [TYPE[number]] * 4, values))
 
-        return signature(numbers, words, types.UniTuple(types.int32, 2), numbers), codegen
+        return signature(numbers, left, types.UniTuple(types.int32, n_right), numbers), codegen
 
     return function
 
 
 mma_s8 = _multiply_matrices("m16n8k32.row.col.s32.s8.s8.s32", types.int32)
+mma_s8_short = _multiply_matrices("m16n8k16.row.col.s32.s8.s8.s32", types.int32, 2)
 mma_bf16 = _multiply_matrices("m16n8k16.row.col.f32.bf16.bf16.f32", types.float32)
 mma_f16 = _multiply_matrices("m16n8k16.row.col.f32.f16.f16.f32", types.float32)

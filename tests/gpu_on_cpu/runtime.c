@@ -132,7 +132,7 @@ int run_barrier_reduce(int how, int value) {
 
 // ---------------------------------------------------------------- 3  warp instructions
 
-enum { SHUFFLE = 1, VOTE, SYNC, MATCH, LDMATRIX, MMA_S8, MMA_F16, MMA_BF16 };
+enum { SHUFFLE = 1, VOTE, SYNC, MATCH, LDMATRIX, MMA_S8, MMA_F16, MMA_BF16, MMA_S8_SHORT };
 enum { IDX, UP, DOWN, BUTTERFLY };
 enum { ALL, ANY, UNIFORM, BALLOT };
 
@@ -244,6 +244,23 @@ static void mma(fiber *warp, int op) {
     }
 }
 
+// m16n8k16 of int8: a has two words, b one.
+static void short_mma(fiber *warp) {
+  int8_t a[16][16], b[16][8];
+  for (int l = 0; l < LANES; l++)
+    for (int j = 0; j < 4; j++) {
+      int group = l >> 2, k = (l & 3) * 4 + j;
+      a[group][k] = warp[l].in[0] >> 8 * j, a[group + 8][k] = warp[l].in[1] >> 8 * j;
+      b[k][group] = warp[l].in[2] >> 8 * j;
+    }
+  for (int l = 0; l < LANES; l++)
+    for (int r = 0; r < 4; r++) {
+      u32 sum = warp[l].in[3 + r];
+      for (int k = 0; k < 16; k++) sum += (u32)(a[(l >> 2) + 8 * (r >> 1)][k] * b[k][2 * (l & 3) + (r & 1)]);
+      warp[l].out[r] = sum;
+    }
+}
+
 // Waits for the other lanes of the mask; the last one computes for all.
 static void together(int op, u32 mask) {
   fiber *warp = &fibers[me->warp * LANES];
@@ -268,6 +285,7 @@ static void together(int op, u32 mask) {
   else if (op == VOTE) vote(warp, n, mask);
   else if (op == MATCH) match(warp, n, mask);
   else if (op == LDMATRIX) ldmatrix(warp);
+  else if (op == MMA_S8_SHORT) short_mma(warp);
   else if (op != SYNC) mma(warp, op);
   for (int l = 0; l < n; l++)
     if (mask >> l & 1) warp[l].state = READY;
@@ -330,12 +348,23 @@ PTX(dp4a_s32_s32) {
   out[0] = sum;
 }
 
+PTX(lop3_b32) { // bit 4x + 2y + z of the table
+  u32 x = in[0], y = in[1], z = in[2], result = 0;
+  for (int i = 0; i < 8; i++)
+    if (in[3] >> i & 1) result |= (i & 4 ? x : ~x) & (i & 2 ? y : ~y) & (i & 1 ? z : ~z);
+  out[0] = result;
+}
+
 static void load(const u64 *in, u64 *out, int n) {
   aligned(in[0], 4 * n);
   for (int i = 0; i < n; i++) out[i] = ((const u32 *)in[0])[i];
 }
 PTX(ld_global_u32) { load(in, out, 1); }
 PTX(ld_global_v2_u32) { load(in, out, 2); }
+PTX(ld_global_nc_L1_no_allocate_u16) {
+  aligned(in[0], 2);
+  out[0] = *(const uint16_t *)in[0];
+}
 PTX(ld_global_nc_L1_no_allocate_u32) { load(in, out, 1); }
 PTX(ld_global_nc_L1_no_allocate_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_L1_no_allocate_v4_u32) { load(in, out, 4); }
@@ -346,17 +375,22 @@ PTX(cp_async_bulk_prefetch_L2_global) { // [from], bytes: both multiples of 16, 
 }
 PTX(griddepcontrol_wait) {} // here kernels run one after the other
 PTX(griddepcontrol_launch_dependents) {}
-PTX(ld_shared_v4_u32) {
+static void load_shared(const u64 *in, u64 *out, int n) {
   u64 at = (u32)in[0];
-  load(&at, out, 4);
+  load(&at, out, n);
 }
+PTX(ld_shared_u32) { load_shared(in, out, 1); }
+PTX(ld_shared_v2_u32) { load_shared(in, out, 2); }
+PTX(ld_shared_v4_u32) { load_shared(in, out, 4); }
 
-static void store(u64 at, const u64 *words) {
-  aligned(at, 16);
-  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = words[i];
+static void store(u64 at, const u64 *words, int n) { // [to], words
+  aligned(at, 4 * n);
+  for (int i = 0; i < n; i++) ((u32 *)at)[i] = words[i];
 }
-PTX(st_global_v4_u32) { store(in[0], in + 1); } // [to], four words
-PTX(st_shared_v4_u32) { store((u32)in[0], in + 1); }
+PTX(st_global_v4_u32) { store(in[0], in + 1, 4); }
+PTX(st_shared_u32) { store((u32)in[0], in + 1, 1); }
+PTX(st_shared_v2_u32) { store((u32)in[0], in + 1, 2); }
+PTX(st_shared_v4_u32) { store((u32)in[0], in + 1, 4); }
 
 static void load_matrix(const u64 *in, u64 *out, int count, int is_transposed) {
   me->in[0] = in[0], me->in[1] = count, me->in[2] = is_transposed;
@@ -374,6 +408,11 @@ static void multiply(const u64 *in, u64 *out, int op) {
   memcpy(out, me->out, 4 * sizeof *out);
 }
 PTX(mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32) { multiply(in, out, MMA_S8); }
+PTX(mma_sync_aligned_m16n8k16_row_col_s32_s8_s8_s32) {
+  memcpy(me->in, in, 7 * sizeof *in);
+  together(MMA_S8_SHORT, ~0u);
+  memcpy(out, me->out, 4 * sizeof *out);
+}
 PTX(mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32) { multiply(in, out, MMA_F16); }
 PTX(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32) { multiply(in, out, MMA_BF16); }
 

@@ -1,0 +1,416 @@
+"""What a lane has of a weight row at a time, a unit of 128 columns: loads, and then codes and scales.
+
+For the planes, their pieces and steps see layout.py.  Codes come out as signed bytes, as `dp4a` takes them.
+Those of a format with an offset are moved to the top of their byte, where flipping the highest bit subtracts
+the offset.  They are then 2^n times what they stand for, and so are sums of products with them.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32, int64
+
+from fastpath.cuda.intrinsics import (
+    WEIGHTS,
+    address_of,
+    and32,
+    and_or,
+    and_xor,
+    as_f32,
+    f16_to_f32,
+    loads_at,
+    permute_bytes,
+    shl32,
+    shr32,
+    xor32,
+    zeros_of,
+)
+from fastpath.cuda.layout import LANES, ROWS, UNITS
+
+PIECE = 16  # bytes
+APART = LANES * PIECE  # from one piece of a lane to its next
+
+
+class Loads(NamedTuple):
+    """Device functions.
+
+    begin  (planes, tile counted through all matrices, units of a row, row, unit) -> places
+    load   (places, units that are left, row, unit) -> words of the step that begins there; 0 where nothing is
+    on     (places) -> those of the next step
+    n_words
+    """
+
+    begin: Any
+    load: Any
+    on: Any
+    n_words: int
+
+
+@cache
+def loads_of(coding):
+    of_sub, of_block = (4 if coding.scales == "d m" else 2), (4 if coding.has_minimum else 2)
+    parts = [_pieces(0, coding.low_bits)]
+    if coding.high_bits:
+        parts.append(_pieces(1, coding.high_bits))
+    parts.append(_sub(of_sub))
+    if coding.is_256:
+        parts.append(_block(of_block))
+    full, narrow = parts[0]
+    for more_full, more_narrow in parts[1:]:
+        full, narrow = _full_and(full, more_full), _narrow_and(narrow, more_narrow)
+    n_words = 4 * (coding.low_bits + coding.high_bits) + of_sub + coding.is_256
+    nothing = zeros_of(n_words)
+    low_bytes, high_bytes = (
+        coding.low_bits * PIECE * ROWS,
+        coding.high_bits * PIECE * ROWS,
+    )  # of a unit of 4 rows
+    sub_bytes, block_bytes = of_sub * 4 * ROWS, of_block * ROWS if coding.is_256 else 0
+
+    @cuda.jit(device=True)
+    def begin(low, high, sub, block, tile, n_units, row, u):
+        unit, lane = int64(tile) * n_units, int64(row * UNITS + u)
+        return (
+            address_of(low, 0) + unit * low_bytes + lane * PIECE,
+            address_of(high, 0) + unit * high_bytes + lane * PIECE,
+            address_of(sub, 0) + unit * sub_bytes + lane * (sub_bytes // ROWS),
+            address_of(block, 0) + ((unit + u) >> 1) * block_bytes + row * of_block,
+        )
+
+    @cuda.jit(device=True)
+    def load(places, left, row, u):
+        words = nothing()
+        if left >= UNITS:
+            words = full(places)
+        elif u < left:
+            words = narrow(places, left, row)
+        return words
+
+    @cuda.jit(device=True)
+    def on(places):
+        return (
+            places[0] + UNITS * low_bytes,
+            places[1] + UNITS * high_bytes,
+            places[2] + UNITS * sub_bytes,
+            places[3] + UNITS // 2 * block_bytes,
+        )
+
+    return Loads(begin, load, on, n_words)
+
+
+def _full_and(first, second):
+    @cuda.jit(device=True)
+    def both(places):
+        return first(places) + second(places)
+
+    return both
+
+
+def _narrow_and(first, second):
+    @cuda.jit(device=True)
+    def both(places, left, row):
+        return first(places, left, row) + second(places, left, row)
+
+    return both
+
+
+def _pieces(plane, n):
+    """(of a whole step, of a narrow one): where a step has `left` units, their pieces lie closer."""
+    load, load_apart = loads_at(f"{WEIGHTS}.v4.u32", 4, n, APART), loads_at(f"{WEIGHTS}.v4.u32", 4, n)
+
+    @cuda.jit(device=True)
+    def full(places):
+        return load(places[plane])
+
+    @cuda.jit(device=True)
+    def narrow(places, left, row):
+        return load_apart(places[plane] - row * (UNITS - left) * PIECE, int64(left * (ROWS * PIECE)))
+
+    return full, narrow
+
+
+def _sub(n):
+    load, n_bytes = loads_at(f"{WEIGHTS}.v{n}.u32", n, 1, APART), 4 * n
+
+    @cuda.jit(device=True)
+    def full(places):
+        return load(places[2])
+
+    @cuda.jit(device=True)
+    def narrow(places, left, row):
+        return load(places[2] - row * (UNITS - left) * n_bytes)
+
+    return full, narrow
+
+
+def _block(n_bytes):
+    load = loads_at(f"{WEIGHTS}.u{8 * n_bytes}", 1, 1, APART)
+
+    @cuda.jit(device=True)
+    def full(places):
+        return load(places[3])
+
+    @cuda.jit(device=True)
+    def narrow(places, left, row):
+        return load(places[3])
+
+    return full, narrow
+
+
+# -- codes
+
+
+class Codes(NamedTuple):
+    """
+    of_unit  device function: words of a unit -> 32 words of 4 signed bytes, columns ascending
+    shift    bytes are 2^shift times the numbers that they stand for
+    """
+
+    of_unit: Any
+    shift: int
+
+
+@cache
+def codes_of(coding):
+    n, m = coding.low_bits, coding.high_bits  # words of a sub-block
+    first, n2, n3, n4, m2, m3, m4 = 4 * n, 2 * n, 3 * n, 4 * n, 2 * m, 3 * m, 4 * m
+    shift = 8 - n - m if coding.offset else 0
+    if n == 8:
+
+        @cuda.jit(device=True)
+        def of_unit(words):
+            return words[:32]
+
+    elif not m:
+        unpack = _levels_of(coding.levels) if coding.levels else _eight(_word_of(n, 0, shift, coding.offset))
+
+        @cuda.jit(device=True)
+        def of_unit(words):
+            return (
+                unpack(words[:n], words) + unpack(words[n:n2], words)
+                + unpack(words[n2:n3], words) + unpack(words[n3:n4], words)
+            )  # fmt: skip
+
+    else:
+        unpack, flipped = _eight(_word_of(n, m, shift, coding.offset)), _flipped(m, coding.offset)
+
+        @cuda.jit(device=True)
+        def of_unit(words):
+            high = words[first:]
+            return (
+                unpack(words[:n], flipped(high[:m])) + unpack(words[n:n2], flipped(high[m:m2]))
+                + unpack(words[n2:n3], flipped(high[m2:m3])) + unpack(words[n3:n4], flipped(high[m3:m4]))
+            )  # fmt: skip
+
+    return Codes(of_unit, shift)
+
+
+def _everywhere(byte):
+    """An int32 of four such bytes."""
+    return int(np.array([byte] * 4, np.uint8).view(np.int32)[0])
+
+
+def _word_of(n, m, shift, offset):
+    """[(low words, high words) -> word i of a sub-block]; n low bits and m high ones to a code.
+
+    Bits are moved to bit `shift` of their bytes.  Field k of a byte begins at its bit k * n.
+    """
+    mask, mask_high = _everywhere((1 << n) - 1 << shift), _everywhere((1 << m) - 1 << shift + n)
+    top = _everywhere(0x80)
+
+    def word(i):
+        a, moved = i % n, _moved(shift - i // n * n)
+        if m:
+            b, moved_high = i % m, _moved(shift + n - i // m * m)
+
+            @cuda.jit(device=True)
+            def function(low, high):
+                return and_or(moved_high(high[b]), mask_high, and32(moved(low[a]), mask))
+
+        elif offset:
+
+            @cuda.jit(device=True)
+            def function(low, high):
+                return and_xor(moved(low[a]), mask, top)
+
+        else:
+
+            @cuda.jit(device=True)
+            def function(low, high):
+                return and32(moved(low[a]), mask)
+
+        return function
+
+    return [word(i) for i in range(8)]
+
+
+@cache
+def _moved(by):
+    """Up by so many bits, or down."""
+    if by == 0:
+
+        @cuda.jit(device=True)
+        def moved(word):
+            return word
+
+    elif by > 0:
+
+        @cuda.jit(device=True)
+        def moved(word):
+            return shl32(word, by)
+
+    else:
+        down = -by
+
+        @cuda.jit(device=True)
+        def moved(word):
+            return shr32(word, down)
+
+    return moved
+
+
+def _flipped(m, offset):
+    """The highest bit of every code the other way, where there is an offset."""
+    flip = _everywhere({1: 0xFF, 2: 0xAA}[m]) if offset else 0
+
+    @cuda.jit(device=True)
+    def of_one(words):
+        return (xor32(words[0], flip),)
+
+    @cuda.jit(device=True)
+    def of_two(words):
+        return xor32(words[0], flip), xor32(words[1], flip)
+
+    return of_one if m == 1 else of_two
+
+
+def _eight(words):
+    a, b, c, d, e, f, g, h = words
+
+    @cuda.jit(device=True)
+    def unpack(low, high):
+        return (
+            a(low, high), b(low, high), c(low, high), d(low, high),
+            e(low, high), f(low, high), g(low, high), h(low, high),
+        )  # fmt: skip
+
+    return unpack
+
+
+def _levels_of(levels):
+    """Nibbles that stand for signed bytes: selectors of `prmt`, which sees 8 bytes of the table at a time."""
+    a, b, c, d = (int(word) for word in np.array(levels, np.int8).view("<i4"))
+
+    @cuda.jit(device=True)
+    def four(choices, half):
+        return permute_bytes(permute_bytes(a, b, choices), permute_bytes(c, d, choices), half)
+
+    @cuda.jit(device=True)
+    def looked_up(word):
+        choices, half = and32(word, 0x77777777), and_or(shr32(word, 1), 0x44444444, 0x32103210)
+        first, second = four(choices, half), four(shr32(choices, 16), shr32(half, 16))
+        return permute_bytes(first, second, 0x6420), permute_bytes(first, second, 0x7531)
+
+    @cuda.jit(device=True)
+    def unpack(words, _):
+        a, e = looked_up(words[0])
+        b, f = looked_up(words[1])
+        c, g = looked_up(words[2])
+        d, h = looked_up(words[3])
+        return a, b, c, d, e, f, g, h
+
+    return unpack
+
+
+# -- scales
+
+
+@cache
+def scales_of(coding):
+    """(words of a unit) -> float32, or int32.
+
+    d: 4 scales; d m: 4 scales, 4 minima; 8 sc mn: the same as integers; 16 sc: 8 of them; 16 sc mn: 8 and 8
+    """
+    first, of_words = 4 * (coding.low_bits + coding.high_bits), _SCALES[coding.scales]
+
+    @cuda.jit(device=True)
+    def scales(words):
+        return of_words(words[first:])
+
+    return scales
+
+
+@cache
+def blocks_of(coding):
+    """(words of a unit) -> (d, dmin) of its block of 256; no dmin: 0."""
+    place = loads_of(coding).n_words - 1
+
+    @cuda.jit(device=True)
+    def blocks(words):
+        return f16_to_f32(words[place]), f16_to_f32(shr32(words[place], 16))
+
+    return blocks
+
+
+@cuda.jit(device=True)
+def _halves(words):
+    return (
+        f16_to_f32(words[0]), f16_to_f32(shr32(words[0], 16)),
+        f16_to_f32(words[1]), f16_to_f32(shr32(words[1], 16)),
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def _halves_twice(words):
+    return _halves(words[:2]) + _halves(words[2:4])
+
+
+@cuda.jit(device=True)
+def _powers(words):
+    upper = -0x10000
+    return (
+        as_f32(shl32(words[0], 16)), as_f32(and32(words[0], upper)),
+        as_f32(shl32(words[1], 16)), as_f32(and32(words[1], upper)),
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def _four_bytes(word):
+    zero = int32(0)
+    return (
+        permute_bytes(word, zero, 0x4440), permute_bytes(word, zero, 0x4441),
+        permute_bytes(word, zero, 0x4442), permute_bytes(word, zero, 0x4443),
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def _four_signed_bytes(word):
+    """An 8 in a selector: the sign of a byte, eight times."""
+    return (
+        permute_bytes(word, word, 0x8880), permute_bytes(word, word, 0x9991),
+        permute_bytes(word, word, 0xAAA2), permute_bytes(word, word, 0xBBB3),
+    )  # fmt: skip
+
+
+@cuda.jit(device=True)
+def _bytes(words):
+    return _four_bytes(words[0]) + _four_bytes(words[1])
+
+
+@cuda.jit(device=True)
+def _signed_bytes(words):
+    return _four_signed_bytes(words[0]) + _four_signed_bytes(words[1])
+
+
+@cuda.jit(device=True)
+def _nibbles(words):
+    mask = 0x0F0F0F0F
+    sc, mn = and32(words[0], mask), and32(shr32(words[0], 4), mask)
+    more_sc, more_mn = and32(words[1], mask), and32(shr32(words[1], 4), mask)
+    return _four_bytes(sc) + _four_bytes(more_sc) + _four_bytes(mn) + _four_bytes(more_mn)
+
+
+_SCALES = {
+    "d": _halves, "e": _powers, "d m": _halves_twice,
+    "8 sc mn": _bytes, "16 sc": _signed_bytes, "16 sc mn": _nibbles,
+}  # fmt: skip
