@@ -348,6 +348,7 @@ PTX(dp4a_s32_s32) {
   out[0] = sum;
 }
 
+PTX(mad_wide_s32) { out[0] = (int64_t)(int32_t)in[0] * (int32_t)in[1] + in[2]; }
 PTX(lop3_b32) { // bit 4x + 2y + z of the table
   u32 x = in[0], y = in[1], z = in[2], result = 0;
   for (int i = 0; i < 8; i++)
