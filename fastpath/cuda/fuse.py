@@ -1,12 +1,13 @@
 """Fewer launches for the same bytes: fuse(launches) -> launches.
 
 A dependent launch costs a GPU about a microsecond, whatever it computes, and a decode step is a thousand
-small ones.  Four passes, each driven by who reads and who writes what (fuse_flow.py):
+small ones.  Five passes, each driven by who reads and who writes what (fuse_flow.py):
 
     without_repeats   what the same kernel has computed from the same inputs is computed once: activations
                       rounded for q, k and v; experts grouped for gate, up and down
     in_rows           a launch that works on rows, and reads rows of another such one, becomes a step of it:
                       norm + sum + norm + rounding; gated product + rounding; norm + rotation + storing
+    before_tiles      steps of a few short rows go into the one product that reads them
     in_waves          launches that wait for nobody else stand side by side in one grid: q, k and v; gate and
                       up; the rows of heads
     emit              a fused kernel (fused_kernels.py) for each group; what found no company stays as it was
@@ -16,7 +17,7 @@ that no launch reads are results, and so is what `results` names.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ PIECE = 256  # columns of a piece of a row
 WIDE = 256  # threads of a block that has no row to itself
 CAPACITIES = (256, 512, 1536, 3072, 4608, 6144, 8192)  # floats of a row in shared memory
 SHARED = 40 << 10  # bytes that the rows of a kernel may take there
-BESIDE_TILES = 4 << 10  # the same in a kernel that has products: they want many blocks
+MOST_BEFORE = 512  # columns of rows, 2 at most, that each block of a product makes itself
 WRITES = {f"write_kv_{k}_{v}": (k, v) for k in kv_types.STORES for v in kv_types.STORES}
 REPEATABLE = {"rms_norm", "round_32", "round_256", "spread", "group_by_expert"}
 
@@ -55,7 +56,8 @@ def fuse(launches: Sequence[Launch], results: Sequence[Any] = ()) -> list[Launch
     calls = without_repeats([call_of(launch) for launch in launches], {span(array) for array in results})
     calls = [half for call in calls for half in _halves(call)]
     flow = Flow(calls, [span(array) for array in results])
-    return [emit(group, flow) for wave in in_waves(in_rows(calls, flow), flow) for group in wave]
+    nodes = before_tiles(in_rows(calls, flow), flow)
+    return [emit(group, flow) for wave in in_waves(nodes, flow) for group in wave]
 
 
 # -- once is enough
@@ -157,12 +159,17 @@ class Flow:
 
 @dataclass(eq=False)
 class Node:
-    """Calls that one part of a kernel does.  shape: (rows, columns), (None, n): n numbers, None: no rows"""
+    """Calls that one part of a kernel does.
+
+    shape   (rows, columns), (None, n): n numbers, None: no rows
+    before  of a product: the steps of rows that each of its blocks does first
+    """
 
     calls: list[Call]
     shape: Any
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
+    before: "Node | None" = None
 
     @property
     def steps(self):
@@ -247,6 +254,40 @@ def _agree(one, other) -> bool:
     return one == other
 
 
+# -- in each block of a product
+
+
+def before_tiles(nodes: Sequence[Node], flow: Flow) -> list[Node]:
+    kept = list(nodes)
+    for node in nodes:
+        second = kept.index(node)
+        maker = [one for one in kept[max(0, second - WINDOW) : second] if one.writes & node.reads][-1:]
+        if node.kind is not TileStep or not maker or not _is_short(maker[0], node, flow):
+            continue
+        first = kept.index(maker[0])
+        if any(one.is_in_the_way(maker[0]) for one in kept[first + 1 : second]):
+            continue
+        reads, writes = maker[0].reads | node.reads, maker[0].writes | node.writes
+        kept[second] = Node(node.calls, None, reads, writes, maker[0])
+        del kept[first]
+    return kept
+
+
+def _is_short(first: Node, product: Node, flow: Flow) -> bool:
+    """Steps that cost each block of a product less than a launch of their own."""
+    if first.kind is not RowStep or any("norm" in call.kernel.name for call in first.calls):
+        return False
+    (call,) = product.calls
+    rows, columns = _rows_and_columns(first)
+    made = [s for one in first.calls for s in one.writes.values()]
+    return (
+        rows <= 2
+        and columns <= MOST_BEFORE
+        and not call.argument("share")  # where it is used, a product has many more blocks
+        and all(flow.is_only_for(s, [*first.calls, call]) for s in made)
+    )
+
+
 # -- side by side
 
 
@@ -266,36 +307,27 @@ def in_waves(nodes: Sequence[Node], flow: Flow) -> list[list[list[Node]]]:
 
 
 def _groups(nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
-    alone = [[node] for node in nodes if node.kind is None]
-    tiles = _within(SHARED, [node for node in nodes if node.kind is TileStep], flow)
-    small, groups = [], []
-    for node in nodes:
-        if node.kind not in (RowStep, BlockStep):
-            continue
-        if tiles and _shared_bytes(node, flow) > BESIDE_TILES:
-            groups.append([node])
-        else:
-            small.append(node)
-    if tiles and small:
-        tiles[0], small = tiles[0] + small, []
-    return [*alone, *tiles, *groups, *_within(SHARED, small, flow)]
+    """Products with products, as their blocks are small; rows, and what one block does, with their like."""
+    alone = [[node] for node in nodes if node.kind is None or node.before]
+    tiles = [node for node in nodes if node.kind is TileStep and not node.before]
+    small = [node for node in nodes if node.kind in (RowStep, BlockStep)]
+    return [*alone, *([tiles] if tiles else []), *_within(SHARED, small, flow)]
 
 
 def _within(limit: int, nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
-    """Groups whose kernels' shared memory stays below a limit; products of one format take theirs once."""
+    """Groups whose kernels' shared memory stays below a limit."""
     groups: list[list[Node]] = []
-    used: list[dict] = []
+    used: list[int] = []
     for node in nodes:
         mine = _shared_bytes(node, flow)
-        key = node.calls[0].kernel if node.kind is TileStep else node
-        for group, of_group in zip(groups, used, strict=True):
-            if sum((of_group | {key: mine}).values()) <= limit:
+        for i, group in enumerate(groups):
+            if used[i] + mine <= limit:
                 group.append(node)
-                of_group[key] = mine
+                used[i] += mine
                 break
         else:
             groups.append([node])
-            used.append({key: mine})
+            used.append(mine)
     return groups
 
 
@@ -304,15 +336,19 @@ def _within(limit: int, nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
 
 def emit(group: Sequence[Node], flow: Flow) -> Launch:
     calls = [call for node in group for call in node.calls]
-    if len(calls) == 1:
+    if len(calls) == 1 and not group[0].before:
         return calls[0].launch
     made = Arguments()
-    of_rows = [node for node in group if node.kind is RowStep]
+    of_tiles = [node for node in group if node.kind is TileStep]
     of_blocks = [node for node in group if node.kind is BlockStep]
-    parts: list[Rows | Tiles | Block] = list(_tiles(group, made))
+    of_rows = [node for node in group if node.kind is RowStep]
+    parts: list[Rows | Tiles | Block] = list(_tiles(of_tiles, made, flow))
     parts += [_block(node, made) for node in of_blocks]
-    parts += [_rows(node, made, flow) for node in of_rows]
-    threads = WIDE if len(of_rows) < len(group) else max(_threads(node) for node in of_rows)
+    parts += [_rows(node, made, flow, _threads(node), made.end) for node in of_rows]
+    if of_tiles:
+        threads = calls[0].launch.threads
+    else:
+        threads = WIDE if of_blocks else max(map(_threads, of_rows))
     kernel = kernel_of(tuple(parts), tuple(made.types))
     return Launch(kernel, made.n_blocks, threads, tuple(made.values), calls[-1].launch.mark)
 
@@ -347,12 +383,11 @@ class Arguments:
         return len(self.values) - 1
 
 
-def _tiles(group: Sequence[Node], made: Arguments):
+def _tiles(nodes: Sequence[Node], made: Arguments, flow: Flow):
     """Products by kernel."""
     calls = defaultdict(list)
-    for node in group:
-        if node.kind is TileStep:
-            calls[node.calls[0].kernel].extend(node.calls)
+    for node in nodes:
+        calls[node.calls[0].kernel].extend(node.calls)
     slots: dict[str, Any] = {}  # that nobody looks at: the same for all
     for kernel, members in calls.items():
         wired, ends, tiles = [], [], []
@@ -365,7 +400,11 @@ def _tiles(group: Sequence[Node], made: Arguments):
                 for name, value in zip(names, call.launch.arguments, strict=True)
             ]
             wired.append(Wired(kernel, tuple(map(made.of, values, kernel.signature))))
-        yield Tiles(tuple(wired), tuple(ends), tuple(tiles))
+        before = nodes[0].before
+        yield Tiles(
+            tuple(wired), tuple(ends), tuple(tiles),
+            before and _rows(before, made, flow, members[0].launch.threads, made.number),
+        )  # fmt: skip
 
 
 def _block(node: Node, made: Arguments) -> Block:
@@ -377,12 +416,12 @@ def _wired(call: Call, made: Arguments) -> Wired:
     return Wired(call.kernel, tuple(map(made.of, call.launch.arguments, call.kernel.signature)))
 
 
-def _rows(node: Node, made: Arguments, flow: Flow) -> Rows:
+def _rows(node: Node, made: Arguments, flow: Flow, threads: int, number_of_blocks: Callable) -> Rows:
     R, C = _rows_and_columns(node)
     padded = padded_columns(C)
     width = padded if _is_whole(node) else PIECE
     pieces = padded // width
-    numbers = [made.end(R * pieces), *map(made.number, (pieces, width, C, _threads(node)))]
+    numbers = [number_of_blocks(R * pieces), *map(made.number, (pieces, width, C, threads))]
     shared = _shared_rows(node, flow)
     steps, more = [], []
     for call in node.calls:
@@ -435,6 +474,4 @@ def _shared_rows(node: Node, flow: Flow) -> dict[Span, int]:
 
 
 def _shared_bytes(node: Node, flow: Flow) -> int:
-    if node.kind is TileStep:
-        return node.steps[0].shared
     return 4 * _capacity(node) * len(_shared_rows(node, flow)) if node.kind is RowStep else 0

@@ -4,7 +4,9 @@ A kernel's grid is that of its parts, one after the other; a block belongs to on
 
     Rows     the steps of a row, or of a piece of 256 columns, one after another.  What one step hands to the
              next stays in shared memory, if nobody else reads it
-    Tiles    products with several matrices of one format, each block a tile of one of them
+    Tiles    products with several matrices of one format, each block some tiles of one of them.  Steps of a
+             few short rows may come first, for which another launch would take longer: each block does all
+             of them, and all write the same bytes
     Block    some steps of one block
 
 A barrier stands between two steps where a thread reads what another one has written.
@@ -19,11 +21,11 @@ from numba import cuda, float32, int32
 
 from fastpath.cuda.fuse_flow import names_of
 from fastpath.cuda.fused_steps import STEPS
+from fastpath.cuda.intrinsics import let_next_start, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.warp import MAX_WARPS
 
 ROW = float32[::1]
-TILE_THREADS = 256
 REGISTERS = 96  # ceiling: such kernels are small, and each waits for the one before it
 
 
@@ -60,11 +62,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Members have one kernel.  ends, tiles: the argument numbers of each one's end, and of its grid's x"""
+    """Members have one kernel.  ends, tiles: the argument numbers of each one's end, and of its grid's x.
+    before: what each block does first, all rows and pieces of it; they end where its blocks would"""
 
     members: tuple[Wired, ...]
     ends: tuple[int, ...]
     tiles: tuple[int, ...]
+    before: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -82,60 +86,57 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
     text, steps = source(parts, len(types))
     digest = hashlib.sha256(f"{text}{types}".encode()).hexdigest()[:6]
     name = f"fused_{'_and_'.join(_title(part) for part in parts)}_{digest}"
-    space = {"cuda": cuda, "float32": float32, "int32": int32, **steps}
-    exec(compile(text, f"<{name}>", "exec"), space)
     kernels = [wired.kernel for part in parts for wired in wired_of(part)]
     return Kernel(
-        space["fused"],
+        _function(text, steps),
         types,
         tuple(sorted({want for kernel in kernels for want in kernel.wants})),
         registers=max(REGISTERS, *(kernel.registers for kernel in kernels)),
         bounds=_bounds(parts),
         name=name,
         writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
-        ahead=_ahead(parts, len(types)),
+        early=_early(parts, len(types)),
     )
 
 
-def _ahead(parts: tuple[Part, ...], n_arguments: int):
-    """What products do before the kernel ahead has ended; None: there are none."""
-    if not any(isinstance(part, Tiles) for part in parts):
+def _early(parts: tuple[Part, ...], n_arguments: int) -> Any:
+    """The kernel with waits inside, where products have something to do before; None: none of them has."""
+    if not any(_waits_by_itself(part) for part in parts):
         return None
-    steps: dict[str, Any] = {}
+    return _function(*source(parts, n_arguments, is_early=True))
 
-    def body(part, begin):
-        if not isinstance(part, Tiles):
-            return ["pass"]
-        lines = []
-        for wired, tiles, start in zip(part.members, part.tiles, _starts(part, begin), strict=True):
-            name = f"ahead_{wired.kernel.name}"
-            steps[name] = wired.step.ahead
-            words = ", ".join(f"a{i}" for i in wired.arguments)
-            lines += [f"if b >= {start} and b - {start} < a{tiles}:", f"    {name}(b - {start}, {words})"]
-        return lines
 
-    text = "\n".join([_head("ahead", n_arguments), "    b = cuda.blockIdx.x", *_branches(parts, body)])
-    space = {"cuda": cuda, "int32": int32, **steps}
-    exec(compile(text, "<ahead>", "exec"), space)
-    return cuda.jit(device=True)(space["ahead"])
+def _waits_by_itself(part: Part) -> bool:
+    return isinstance(part, Tiles) and part.before is None
+
+
+def _function(text: str, steps: dict) -> Any:
+    space = {
+        "cuda": cuda, "float32": float32, "int32": int32,
+        "wait": wait_for_previous, "let_next": let_next_start, **steps,
+    }  # fmt: skip
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    exec(compile(text, f"<fused_{digest}>", "exec"), space)
+    return space["fused"]
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
-    """What products ask for; with several formats a block less: each wants registers for other numbers."""
-    found = [part.members[0].kernel.bounds or (TILE_THREADS, 3) for part in parts if isinstance(part, Tiles)]
-    if not found:
-        return None
-    threads, blocks = min(found)
-    return threads, blocks - (len(found) > 1)
+    """What the product asks for that fits least often."""
+    found = [part.members[0].kernel.bounds for part in parts if isinstance(part, Tiles)]
+    return min((bounds for bounds in found if bounds), default=None)
 
 
 def wired_of(part: Part) -> tuple[Wired, ...]:
-    return part.members if isinstance(part, Tiles) else part.steps
+    if not isinstance(part, Tiles):
+        return part.steps
+    return (part.before.steps if part.before else ()) + part.members
 
 
 def _title(part: Part) -> str:
-    names = [wired.kernel.name for wired in wired_of(part)]
-    return f"{len(names)}_{names[0]}" if isinstance(part, Tiles) else "_".join(names)
+    if not isinstance(part, Tiles):
+        return "_".join(wired.kernel.name for wired in part.steps)
+    before = f"{_title(part.before)}_before_" if part.before else ""
+    return f"{before}{len(part.members)}_{part.members[0].kernel.name}"
 
 
 def _written(part: Part) -> set[int]:
@@ -147,34 +148,37 @@ def _written(part: Part) -> set[int]:
     }
 
 
-def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
-    """Python text of a kernel `fused`, and the functions that it calls by name."""
+def source(parts: tuple[Part, ...], n_arguments: int, is_early: bool = False) -> tuple[str, dict]:
+    """Python text of a kernel `fused`, and the functions that it calls by name.
+
+    is_early: parts wait for the launch before them, products in their own time
+    """
     steps: dict[str, Any] = {}
     shared = 0  # rows that the parts before took
 
     def body(part, begin):
         nonlocal shared
+        waits, rows = is_early and _waits_by_itself(part), _rows_of(part)
+        first, shared = shared, shared + (_n_shared(rows) if rows else 0)
         if isinstance(part, Tiles):
-            return _tiles(part, begin, steps)
-        if isinstance(part, Block):
-            return _block(part, steps)
-        first, shared = shared, shared + _n_shared(part)
-        return _rows(part, begin, steps, first)
+            lines = _before(rows, steps, first) if rows else []
+            lines += _tiles(part, begin, steps, "early" if waits else "function")
+        elif isinstance(part, Block):
+            lines = _block(part, steps)
+        else:
+            lines = _rows(part, f"(b - {begin})", steps, first)
+        return lines if waits or not is_early else ["wait()", "let_next()", *lines]
 
     lines = _branches(parts, body)
     arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
     partial = f"cuda.shared.array({MAX_WARPS}, float32)" if _has_norm(parts) else "float32(0)"
     head = [
-        _head("fused", n_arguments),
+        f"def fused({', '.join(f'a{i}' for i in range(n_arguments))}):",
         *(f"    {line}" for line in arrays),
         f"    partial = {partial}",
         "    b = cuda.blockIdx.x",
     ]
     return "\n".join([*head, *lines]) + "\n", steps
-
-
-def _head(name: str, n_arguments: int) -> str:
-    return f"def {name}({', '.join(f'a{i}' for i in range(n_arguments))}):"
 
 
 def _branches(parts: tuple[Part, ...], body: Any) -> list[str]:
@@ -204,16 +208,34 @@ def _has_norm(parts) -> bool:
 
 def _capacities(parts) -> list[int]:
     """Floats of each shared row, in the order of their numbers."""
-    return [part.capacity for part in parts if isinstance(part, Rows) for _ in range(_n_shared(part))]
+    return [rows.capacity for rows in map(_rows_of, parts) if rows for _ in range(_n_shared(rows))]
+
+
+def _rows_of(part: Part) -> Rows | None:
+    return part.before if isinstance(part, Tiles) else part if isinstance(part, Rows) else None
 
 
 def _n_shared(part: Rows) -> int:
     return len({number for wired in part.steps for _, number in wired.shared})
 
 
-def _rows(part: Rows, begin: str, steps: dict, shared: int):
-    _, pieces, width, columns, threads = (f"a{i}" for i in part.numbers)
-    lines = [f"t = (b - {begin}) // {pieces}", f"lo = (b - {begin}) % {pieces} * {width}"]
+def _rows(part: Rows, i: str, steps: dict, shared: int) -> list[str]:
+    """Row, or piece of a row, number i."""
+    pieces, width = (f"a{i}" for i in part.numbers[1:3])
+    lines = [f"t = {i} // {pieces}", f"lo = {i} % {pieces} * {width}"]
+    return lines + _steps_of_row(part, steps, shared)
+
+
+def _before(part: Rows, steps: dict, shared: int) -> list[str]:
+    """All rows in one block."""
+    body = [*_rows(part, "i", steps, shared), "cuda.syncthreads()"]
+    return [f"for i in range(a{part.numbers[0]}):", *("    " + line for line in body)]
+
+
+def _steps_of_row(part: Rows, steps: dict, shared: int) -> list[str]:
+    """Row t from column lo on."""
+    width, columns, threads = (f"a{i}" for i in part.numbers[2:])
+    lines = []
     unit = f"t, lo, lo + {width}, {columns}, {threads}, partial"
     pending: dict = {}  # row -> was it written by a step that writes others' columns, since the last barrier
     for wired, more in zip(part.steps, part.more, strict=True):
@@ -242,10 +264,10 @@ def _rows(part: Rows, begin: str, steps: dict, shared: int):
     return lines
 
 
-def _tiles(part: Tiles, begin: str, steps: dict):
+def _tiles(part: Tiles, begin: str, steps: dict, which: str):
     ends = [f"a{i}" for i in part.ends]
     j = " + ".join(f"int32(b >= {end})" for end in ends[:-1]) or "0"
-    starts, tiles = _starts(part, begin), [f"a{i}" for i in part.tiles]
+    starts, tiles = [begin, *ends[:-1]], [f"a{i}" for i in part.tiles]
     lines = [f"j = {j}"] if len(ends) > 1 else []
 
     def chosen(words):
@@ -256,13 +278,8 @@ def _tiles(part: Tiles, begin: str, steps: dict):
         chosen([f"a{i}" for i in numbers])
         for numbers in zip(*(w.arguments for w in part.members), strict=True)
     ]
-    lines.append(f"{_named(steps, part.members[0])}(i % n, i // n, n, {', '.join(words)})")
+    lines.append(f"{_named(steps, part.members[0], which)}(i % n, i // n, n, {', '.join(words)})")
     return lines
-
-
-def _starts(part: Tiles, begin: str) -> list[str]:
-    """Where the blocks of each member begin."""
-    return [begin, *(f"a{i}" for i in part.ends[:-1])]
 
 
 def _block(part: Block, steps: dict):
@@ -273,7 +290,7 @@ def _block(part: Block, steps: dict):
     return lines
 
 
-def _named(steps: dict, wired: Wired) -> str:
+def _named(steps: dict, wired: Wired, which: str = "function") -> str:
     name = f"step_{wired.kernel.name}"
-    steps[name] = wired.step.function
+    steps[name] = getattr(wired.step, which)
     return name

@@ -28,11 +28,9 @@ from fastpath.cuda import (
     quantize,
     rotary,
 )
-from fastpath.cuda.ahead import ahead_of
 from fastpath.cuda.intrinsics import add_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
-from fastpath.cuda.layout import CODINGS
 from refimpl.kv_types import STEP
 
 MOST_TOKENS = 16  # that one block chooses experts for
@@ -59,15 +57,13 @@ class RowStep:
 
 @dataclass(frozen=True)
 class TileStep:
-    """function(tile, y, tiles of a matrix, arguments): by a block of 256 threads; it needs no other one.
+    """function(x of the grid, y, the grid's width, arguments): by a block; it needs no other one.
 
-    shared  bytes of shared memory
-    ahead   (tile, arguments): what a block may do before the launch before it has ended (ahead.py)
+    early  the same, which waits inside until the kernel before it has ended (ready.py)
     """
 
     function: Callable
-    shared: int
-    ahead: Callable
+    early: Callable
 
 
 @dataclass(frozen=True)
@@ -135,9 +131,8 @@ def _round(block_size):
 
 @cuda.jit(device=True)
 def _spread(t, lo, hi, C, threads, partial, x, x0, out):
-    for place in columns(lo, hi, threads):
-        c = linear_float.column_of(place)
-        out[t, place] = x[x0 + c] if c < C else float32(0)
+    for c in columns(lo, hi, threads):
+        out[t, linear_float.place_of(c)] = x[x0 + c] if c < C else float32(0)
 
 
 @cuda.jit(device=True)
@@ -254,12 +249,6 @@ def _heads_of(name):
     return lambda launch: (launch.argument(name).shape[1],)
 
 
-def _shared_of(coding):
-    """Two halves of values and of factors, once or twice."""
-    kind = linear.KIND_256 if coding.is_256 else linear.KIND_32
-    return 4 * kind * 4 * (2 if coding.has_minimum else 1)
-
-
 STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
     norm.RMS_NORM.name: RowStep(_rms_norm, ("x", "out"), _of_rows("x"), whole=True),
     elementwise.ADD.name: RowStep(_add, ("x", "y", "out"), _of_numbers),
@@ -277,12 +266,9 @@ STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
     grouping.GROUP.name: BlockStep(grouping.group),
 }
 STEPS |= {
-    linear.PRODUCTS[name].name: TileStep(tile, _shared_of(CODINGS[name]), ahead_of(CODINGS[name], False))
-    for name, tile in linear.TILES.items()
-}
-STEPS |= {
-    linear_float.PRODUCTS[name].name: TileStep(tile, 4 * linear_float.SUMS, ahead_of(CODINGS[name], True))
-    for name, tile in linear_float.TILES.items()
+    kind.PRODUCTS[name].name: TileStep(tile, kind.EARLY_TILES[name])
+    for kind in (linear, linear_float)
+    for name, tile in kind.TILES.items()
 }
 STEPS |= {
     write_half(kind, which).name: RowStep(make(kind), ("x",), _of_heads("x"), whole=True, more=_heads_of("x"))

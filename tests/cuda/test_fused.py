@@ -4,6 +4,7 @@ A call is recorded as a program, which fuses it, and run op by op; both on execu
 """
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ def replayed(call, executor):
 
 
 def check(call, n_launches, executor=FEW):
+    """n_launches: how many, after fusing."""
     before, after, launches = fused(call, executor)
     names = [launch.kernel.name for launch in launches]
     assert len(names) == n_launches, names
@@ -49,7 +51,7 @@ def _slow_but(some, names):
     return [name if name in some else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-# -- patterns: name -> (call of numbers, launches that are left)
+# -- patterns: name -> (call of numbers, launches that are left: a number, or numbers -> one)
 
 
 class Numbers:
@@ -121,11 +123,16 @@ def _experts(n):
     return ids, ops.rms_norm(out, n.vector("c", 7), 1e-6)
 
 
+def _is_short(n):
+    """Rounding, which comes before a product, is done by each of its blocks."""
+    return n.T <= 2 and n.D <= fuse.MOST_BEFORE
+
+
 PATTERNS = {
     "norm, sum, scale, norm, rounding": (_norm_sum_norm_product, 2),
     "three products": (_three_products, 2),
     "products of two formats": (_two_formats, 2),
-    "gate and rounding": (_gated, 2),
+    "gate and rounding": (_gated, lambda n: 1 if _is_short(n) else 2),
     # rounding with spreading; router; choice, groups; gate, up; geglu, rounding; down; sum, norm
     "experts": (_experts, 7),
 }
@@ -134,24 +141,28 @@ PATTERNS = {
 BARRIER = "cuda.syncthreads()"
 
 
-BARRIERS = ("norm, sum, scale, norm, rounding", "gate and rounding", "experts")
+BARRIERS = {  # pattern: rows, columns
+    "norm, sum, scale, norm, rounding": (3, 512), "gate and rounding": (2, 512), "experts": (3, 512),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", _slow_but(BARRIERS[:2], BARRIERS))
+@pytest.mark.parametrize("name", _slow_but(list(BARRIERS)[:2], BARRIERS))
 def test_each_barrier_is_needed(name, monkeypatch):
     """Without any one of those between steps, executor one sees it."""
     call, source = PATTERNS[name][0], fused_kernels.source
-    n = Numbers(0, 3, 512, "Q4_K")
+    n = Numbers(0, *BARRIERS[name], "Q4_K")
     texts = []
-    monkeypatch.setattr(fused_kernels, "source", lambda *a: texts.append(source(*a)) or texts[-1])
+    monkeypatch.setattr(
+        fused_kernels, "source", lambda *a, **how: texts.append(source(*a, **how)) or texts[-1]
+    )
     fused_kernels.kernel_of.cache_clear()
     whole, _ = replayed(lambda: call(n), ROUGH)
     found = [(i, k) for i, (text, _) in enumerate(texts) for k in range(text.count(BARRIER))]
     assert found
     for number, k in found:
 
-        def without(*arguments, text=texts[number][0], k=k):
-            made, steps = source(*arguments)
+        def without(*arguments, text=texts[number][0], k=k, **how):
+            made, steps = source(*arguments, **how)
             if made == text:
                 pieces = made.split(BARRIER)
                 made = BARRIER.join(pieces[: k + 1]) + "pass" + BARRIER.join(pieces[k + 1 :])
@@ -179,16 +190,21 @@ def test_pattern(name, fmt):
     @given(seed=st.integers(0, 99), T=st.integers(1, 16), blocks=st.integers(1, 9 if block == 32 else 3))
     def some(seed, T, blocks):
         n = Numbers(seed, T, blocks * block, fmt)
-        check(lambda: call(n), n_launches)
+        check(lambda: call(n), n_launches if isinstance(n_launches, int) else n_launches(n))
 
     some()
+
+
+def _early(kernel):
+    """As a GPU launches it, from sm_90 on."""
+    return replace(kernel, function=kernel.early, early=None) if kernel.early else early.kernel_of(kernel)
 
 
 class Early(devices.Executor):
     """Runs what a GPU would, from sm_90 on."""
 
     def launch(self, kernel, grid, threads, *arguments):
-        super().launch(early.kernel_of(kernel), grid, threads, *arguments)
+        super().launch(_early(kernel), grid, threads, *arguments)
 
 
 def test_pattern_in_ptx():
@@ -237,7 +253,7 @@ def test_heads(kind):
 # -- a decode step of every family
 
 # launches of a layer, and of a step besides: embeddings, the first norm, the head, its soft cap
-TARGET = {"e2b": (14, 6), "e4b": (14, 6), "12b": (10, 4), "26b": (12, 4), "31b": (10, 4)}
+TARGET = {"e2b": (13, 6), "e4b": (13, 6), "12b": (10, 4), "26b": (12, 4), "31b": (10, 4)}
 FORMAT = {"*": "Q8_0"}  # formats of one layer that take much shared memory do not fit side by side
 
 
@@ -296,7 +312,7 @@ def test_every_kernel_names_what_it_writes():
 # -- the published sizes
 
 OFTEN = 20
-PUBLISHED = {"E4B:Q8_0": (1422, 593), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
+PUBLISHED = {"E4B:Q8_0": (1422, 551), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
 
 
 def _step(spec):
@@ -319,14 +335,11 @@ def test_machine_code(spec):
     names = Counter(launch.kernel.name for launch in launches)
     kernels = {launch.kernel.name: launch.kernel for launch in launches}
     often = [name for name, n in names.items() if n >= OFTEN and name.startswith(("fused", "linear"))]
-    often = [early.kernel_of(kernels[name]) for name in often]
+    often = [_early(kernels[name]) for name in often]
     for kernel, code in zip(often, sass.codes(often, (9, 0)), strict=True):
         faults = sass.faults(kernel, (9, 0), code)
         assert not faults, f"{kernel.name}: {'; '.join(faults)}"
         ptx = offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
-        assert early.waits_first(ptx)
         of_weights = ".nc.L1::no_allocate"  # the read-only path promises nothing of what others just wrote
         assert ptx.count("ld.global.nc") == ptx.count(of_weights), kernel.name
-        asks = any(name.startswith("UBLKPF.L2") for name in code.mnemonics)
-        assert asks == ("linear" in kernel.name or "float" in kernel.name), kernel.name
-        assert code.mnemonics["ACQBULK"] == code.mnemonics["PREEXIT"] == 1
+        assert code.mnemonics["ACQBULK"] and code.mnemonics["PREEXIT"], kernel.name
