@@ -19,6 +19,7 @@ from numba import cuda, float32, int32
 
 from fastpath.cuda.fuse_flow import names_of
 from fastpath.cuda.fused_steps import STEPS
+from fastpath.cuda.intrinsics import let_next_start, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.warp import MAX_WARPS
 
@@ -82,42 +83,34 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
     text, steps = source(parts, len(types))
     digest = hashlib.sha256(f"{text}{types}".encode()).hexdigest()[:6]
     name = f"fused_{'_and_'.join(_title(part) for part in parts)}_{digest}"
-    space = {"cuda": cuda, "float32": float32, "int32": int32, **steps}
-    exec(compile(text, f"<{name}>", "exec"), space)
     kernels = [wired.kernel for part in parts for wired in wired_of(part)]
     return Kernel(
-        space["fused"],
+        _function(text, steps),
         types,
         tuple(sorted({want for kernel in kernels for want in kernel.wants})),
         registers=max(REGISTERS, *(kernel.registers for kernel in kernels)),
         bounds=_bounds(parts),
         name=name,
         writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
-        ahead=_ahead(parts, len(types)),
+        early=_early(parts, len(types)),
     )
 
 
-def _ahead(parts: tuple[Part, ...], n_arguments: int):
-    """What products do before the kernel ahead has ended; None: there are none."""
-    if not any(isinstance(part, Tiles) for part in parts):
+def _early(parts: tuple[Part, ...], n_arguments: int) -> Any:
+    """The kernel with waits inside, where products have something to do before; None: none of them has."""
+    if not any(isinstance(part, Tiles) and part.members[0].step.early for part in parts):
         return None
-    steps: dict[str, Any] = {}
+    return _function(*source(parts, n_arguments, is_early=True))
 
-    def body(part, begin):
-        if not isinstance(part, Tiles):
-            return ["pass"]
-        lines = []
-        for wired, tiles, start in zip(part.members, part.tiles, _starts(part, begin), strict=True):
-            name = f"ahead_{wired.kernel.name}"
-            steps[name] = wired.step.ahead
-            words = ", ".join(f"a{i}" for i in wired.arguments)
-            lines += [f"if b >= {start} and b - {start} < a{tiles}:", f"    {name}(b - {start}, {words})"]
-        return lines
 
-    text = "\n".join([_head("ahead", n_arguments), "    b = cuda.blockIdx.x", *_branches(parts, body)])
-    space = {"cuda": cuda, "int32": int32, **steps}
-    exec(compile(text, "<ahead>", "exec"), space)
-    return cuda.jit(device=True)(space["ahead"])
+def _function(text: str, steps: dict) -> Any:
+    space = {
+        "cuda": cuda, "float32": float32, "int32": int32,
+        "wait": wait_for_previous, "let_next": let_next_start, **steps,
+    }  # fmt: skip
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    exec(compile(text, f"<fused_{digest}>", "exec"), space)
+    return space["fused"]
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
@@ -147,34 +140,36 @@ def _written(part: Part) -> set[int]:
     }
 
 
-def source(parts: tuple[Part, ...], n_arguments: int) -> tuple[str, dict]:
-    """Python text of a kernel `fused`, and the functions that it calls by name."""
+def source(parts: tuple[Part, ...], n_arguments: int, is_early: bool = False) -> tuple[str, dict]:
+    """Python text of a kernel `fused`, and the functions that it calls by name.
+
+    is_early: parts wait for the launch before them, products in their own time
+    """
     steps: dict[str, Any] = {}
     shared = 0  # rows that the parts before took
 
     def body(part, begin):
         nonlocal shared
         if isinstance(part, Tiles):
-            return _tiles(part, begin, steps)
-        if isinstance(part, Block):
-            return _block(part, steps)
-        first, shared = shared, shared + _n_shared(part)
-        return _rows(part, begin, steps, first)
+            waits = is_early and part.members[0].step.early
+            lines = _tiles(part, begin, steps, "early" if waits else "function")
+        elif isinstance(part, Block):
+            waits, lines = False, _block(part, steps)
+        else:
+            first, shared = shared, shared + _n_shared(part)
+            waits, lines = False, _rows(part, begin, steps, first)
+        return lines if waits or not is_early else ["wait()", "let_next()", *lines]
 
     lines = _branches(parts, body)
     arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
     partial = f"cuda.shared.array({MAX_WARPS}, float32)" if _has_norm(parts) else "float32(0)"
     head = [
-        _head("fused", n_arguments),
+        f"def fused({', '.join(f'a{i}' for i in range(n_arguments))}):",
         *(f"    {line}" for line in arrays),
         f"    partial = {partial}",
         "    b = cuda.blockIdx.x",
     ]
     return "\n".join([*head, *lines]) + "\n", steps
-
-
-def _head(name: str, n_arguments: int) -> str:
-    return f"def {name}({', '.join(f'a{i}' for i in range(n_arguments))}):"
 
 
 def _branches(parts: tuple[Part, ...], body: Any) -> list[str]:
@@ -242,10 +237,10 @@ def _rows(part: Rows, begin: str, steps: dict, shared: int):
     return lines
 
 
-def _tiles(part: Tiles, begin: str, steps: dict):
+def _tiles(part: Tiles, begin: str, steps: dict, which: str):
     ends = [f"a{i}" for i in part.ends]
     j = " + ".join(f"int32(b >= {end})" for end in ends[:-1]) or "0"
-    starts, tiles = _starts(part, begin), [f"a{i}" for i in part.tiles]
+    starts, tiles = [begin, *ends[:-1]], [f"a{i}" for i in part.tiles]
     lines = [f"j = {j}"] if len(ends) > 1 else []
 
     def chosen(words):
@@ -256,13 +251,8 @@ def _tiles(part: Tiles, begin: str, steps: dict):
         chosen([f"a{i}" for i in numbers])
         for numbers in zip(*(w.arguments for w in part.members), strict=True)
     ]
-    lines.append(f"{_named(steps, part.members[0])}(i % n, i // n, n, {', '.join(words)})")
+    lines.append(f"{_named(steps, part.members[0], which)}(i % n, i // n, n, {', '.join(words)})")
     return lines
-
-
-def _starts(part: Tiles, begin: str) -> list[str]:
-    """Where the blocks of each member begin."""
-    return [begin, *(f"a{i}" for i in part.ends[:-1])]
 
 
 def _block(part: Block, steps: dict):
@@ -273,7 +263,7 @@ def _block(part: Block, steps: dict):
     return lines
 
 
-def _named(steps: dict, wired: Wired) -> str:
+def _named(steps: dict, wired: Wired, which: str = "function") -> str:
     name = f"step_{wired.kernel.name}"
-    steps[name] = wired.step.function
+    steps[name] = getattr(wired.step, which)
     return name

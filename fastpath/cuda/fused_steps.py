@@ -28,7 +28,6 @@ from fastpath.cuda import (
     quantize,
     rotary,
 )
-from fastpath.cuda.ahead import ahead_of
 from fastpath.cuda.intrinsics import add_rn, mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
@@ -62,12 +61,12 @@ class TileStep:
     """function(tile, y, tiles of a matrix, arguments): by a block of 256 threads; it needs no other one.
 
     shared  bytes of shared memory
-    ahead   (tile, arguments): what a block may do before the launch before it has ended (ahead.py)
+    early   the same function with a wait for the launch before it inside (early.py); None: there is none
     """
 
     function: Callable
     shared: int
-    ahead: Callable
+    early: Callable | None = None
 
 
 @dataclass(frozen=True)
@@ -277,11 +276,11 @@ STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
     grouping.GROUP.name: BlockStep(grouping.group),
 }
 STEPS |= {
-    linear.PRODUCTS[name].name: TileStep(tile, _shared_of(CODINGS[name]), ahead_of(CODINGS[name], False))
+    linear.PRODUCTS[name].name: TileStep(tile, _shared_of(CODINGS[name]))
     for name, tile in linear.TILES.items()
 }
 STEPS |= {
-    linear_float.PRODUCTS[name].name: TileStep(tile, 4 * linear_float.SUMS, ahead_of(CODINGS[name], True))
+    linear_float.PRODUCTS[name].name: TileStep(tile, 4 * linear_float.SUMS)
     for name, tile in linear_float.TILES.items()
 }
 STEPS |= {
