@@ -160,6 +160,10 @@ class Constants:
     def __len__(self):
         return len(self._known)
 
+    def arrays(self):
+        """Those of the device."""
+        return [made for _, made in list(self._known.values())]
+
 
 def _drop(known, key, reference):
     """Another array may have the same id by now."""

@@ -67,10 +67,11 @@ class Driver:
         return self._cuda.pinned_array(n_bytes, np.uint8)
 
     def compile(self, kernel):
-        """For the kernel's signature, and no other: what was checked is what runs."""
+        """For one signature, and no other: what was checked is what runs.  Where kernels can start early:
+        early.kernel_of's."""
+        kernel = early.kernel_of(kernel) if self.can_start_early else kernel
         options = {"launch_bounds": kernel.bounds} if kernel.bounds else {}
-        function = early.function_of(kernel) if self.can_start_early else kernel.function
-        made = self._cuda.jit(kernel.signature, **options)(function)
+        made = self._cuda.jit(kernel.signature, **options)(kernel.function)
         return Compiled(made, early.waits_first(_only(made).inspect_asm(None)))
 
     def launch(self, compiled, grid, threads, arguments, stream=0, is_early=False):

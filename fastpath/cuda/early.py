@@ -4,13 +4,17 @@ In a graph a kernel begins about a microsecond after the last block of the one b
 early, its blocks come to stand on multiprocessors as soon as there is room, and wait there.  So that this
 changes no byte, a kernel gets three lines in front of it, in this order:
 
-    ahead     products only: their first weights come to the second-level cache (ahead.py)
+    ask       for weights of later kernels, which come to the second-level cache meanwhile (read_ahead.py)
     wait      until the kernel before has ended and all that it wrote can be seen; as that one waited too, the
               same holds for all before it
     let next  from here on the next kernel may come: two are under way at any time, not three
 
-The driver launches a kernel early only if its PTX waits before it touches memory (`waits_first`).  Loads of
-what others wrote are plain ones: the read-only path promises nothing about them (intrinsics.py).
+A kernel that has something to do before it waits brings a function of its own with the last two lines in it
+(Kernel.early): products load their first weights.  Blocks beyond the grid that a kernel knows only ask.
+
+The driver launches a kernel early only if its PTX waits before it touches memory (`waits_first`), but for
+what nobody writes while programs run: weights, and the list of what to ask for, by the read-only path.  Loads
+of what others wrote are plain ones: the read-only path promises nothing about them (intrinsics.py).
 """
 
 import re
@@ -19,52 +23,117 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from numba import cuda
+from numba import cuda, int32, int64
 
 from fastpath.cuda.fuse_flow import names_of
-from fastpath.cuda.fused_steps import STEPS
-from fastpath.cuda.intrinsics import let_next_start, wait_for_previous
+from fastpath.cuda.intrinsics import (
+    let_next_start,
+    load_weights_v4,
+    prefetch_at,
+    wait_for_previous,
+)
 from fastpath.cuda.kernel import Kernel
 
 FROM = (9, 0)  # compute capability
+# what a kernel is given behind its own arguments: the list of pieces, the first and the number of those that
+# it asks for, and its own blocks
+MORE = (int32[::1], int32, int32, int32)
+
+
+@cuda.jit(device=True)
+def ask(pieces, first, n):
+    """A thread of each warp takes pieces in turn: (lower half of the address, upper half, bytes, 0)."""
+    if cuda.threadIdx.x & 31:
+        return
+    blocks = cuda.gridDim.x * cuda.gridDim.y * cuda.gridDim.z
+    i = int32(block_number() + blocks * (cuda.threadIdx.x >> 5))
+    while i < n:
+        low, high, n_bytes, _ = load_weights_v4(pieces, 4 * int64(first + i))
+        prefetch_at(int64(high) << 32 | int64(low) & 0xFFFFFFFF, n_bytes)
+        i = int32(i + blocks * ((cuda.blockDim.x + 31) >> 5))
+
+
+@cuda.jit(device=True)
+def block_number():
+    """Blocks that are there only to ask have the last ones: they lie behind the others in z."""
+    return cuda.blockIdx.x + cuda.gridDim.x * (cuda.blockIdx.y + cuda.gridDim.y * cuda.blockIdx.z)
 
 
 @cache
 def function_of(kernel: Kernel) -> Callable:
-    """The kernel with the three lines in front: a function with its signature."""
+    """The kernel as it starts early: a function of its arguments and of MORE."""
     names = ", ".join(names_of(kernel))
-    first, ahead = "pass", kernel.ahead
-    if ahead:
-        first = f"ahead({names})"
-    elif ahead := getattr(STEPS.get(kernel.name), "ahead", None):
-        first = f"if cuda.blockIdx.y == 0: ahead(cuda.blockIdx.x, {names})"
+    first = [] if kernel.early else ["wait()", "let_next()"]
+    lines = [
+        "ask(pieces, first, n)",
+        *first,
+        "if block_number() < blocks:",
+        f"    kernel({names})",
+        *(["else:", "    wait()"] if kernel.early else []),
+    ]
     space: dict[str, Any] = {
-        "cuda": cuda, "ahead": ahead, "wait": wait_for_previous, "let_next": let_next_start,
-        "kernel": cuda.jit(device=True)(kernel.function),
+        "ask": ask, "block_number": block_number, "wait": wait_for_previous, "let_next": let_next_start,
+        "kernel": cuda.jit(device=True)(kernel.early or kernel.function),
     }  # fmt: skip
-    exec("\n    ".join([f"def early({names}):", first, "wait()", "let_next()", f"kernel({names})"]), space)
+    exec("\n    ".join([f"def early({names}, pieces, first, n, blocks):", *lines]), space)
     return space["early"]
 
 
+@cache
 def kernel_of(kernel: Kernel) -> Kernel:
-    """What the driver compiles, as a kernel of its own: for those who check it."""
-    return replace(kernel, function=function_of(kernel))
+    """What the driver compiles, as a kernel of its own."""
+    return replace(kernel, function=function_of(kernel), signature=(*kernel.signature, *MORE), early=None)
 
 
-WAIT = "griddepcontrol.wait;"
-# before the wait: memory but for parameters and prefetches, other ways out, the next one's start
-NOT_BEFORE = re.compile(
-    r"\b(?:ld|st|atom|red|cp|ldmatrix)\.(?!param\b|async\.bulk\.prefetch\.)|\b(?:ret|exit|call)\b"
-    r"|launch_dependents"
+WAIT = "griddepcontrol.wait"
+TOUCHES = re.compile(
+    r"(?:ld|st|ldu|atom|red|cp|ldmatrix|stmatrix|mbarrier|tex|suld|sust|sured)\.|(?:call|brx)\b"
 )
+HARMLESS = ("ld.param", "ld.global.nc.", "cp.async.bulk.prefetch.")
 
 
 def waits_first(ptx: str) -> bool:
     """Does a kernel wait for the one before it, whatever way it goes, before it reads or writes anything?
 
-    Before the wait there may be arithmetic, loads of parameters, prefetches, and jumps that end before it.
+    Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.
     """
-    before, wait, _ = ptx[ptx.index(".entry") :].partition(WAIT)
-    jumps = set(re.findall(r"\bbra(?:\.uni)?\s+(\S+);", before))
-    labels = set(re.findall(r"^\s*(\S+):", before, re.M))
-    return bool(wait) and not NOT_BEFORE.search(before) and jumps <= labels
+    code, labels = _instructions(ptx)
+    seen: set[int] = set()
+    ways = [0]  # from here on nobody has waited yet
+    while ways:
+        i = ways.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        if i >= len(code):
+            return False
+        guard, text = code[i]
+        opcode = text.split()[0]
+        if opcode == WAIT:
+            if guard:
+                ways.append(i + 1)
+            continue
+        if opcode in ("ret", "exit", "griddepcontrol.launch_dependents"):
+            return False
+        if TOUCHES.match(text) and not text.startswith(HARMLESS):
+            return False
+        if opcode in ("bra", "bra.uni"):
+            ways.append(labels[text.split()[1]])
+        if opcode not in ("bra", "bra.uni") or guard:
+            ways.append(i + 1)
+    return any(text.startswith(WAIT) for _, text in code)
+
+
+def _instructions(ptx: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
+    """([(guard or "", instruction)] of the kernel, {label: number of the instruction behind it})"""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", ptx[ptx.index(".entry") :], flags=re.S)
+    text = re.sub(r"^\s*\.[^\n]*|[{}]\s*$", "", text[text.index("{") + 1 :], flags=re.M)
+    text = re.sub(r"^\s*([$\w]+):", r"\1:;", text, flags=re.M)
+    code, labels = [], {}
+    for statement in map(str.strip, text.split(";")):
+        if statement.endswith(":"):
+            labels[statement[:-1]] = len(code)
+        elif statement:
+            guard, instruction = re.fullmatch(r"(@\S+\s+)?(.*)", statement, re.S).groups()  # type: ignore[union-attr]
+            code.append((guard or "", instruction))
+    return code, labels

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from fastpath.cuda import layout, read_ahead
 from fastpath.cuda.device import Constants
 from fastpath.cuda.driver import Driver
 from fastpath.cuda.pool import Block, Pool
@@ -19,6 +20,7 @@ class Gpu:
         self.pool = Pool(self._driver.allocate)
         self._compiled = {}
         self._constants = Constants(self._upload)
+        self._nothing = None  # a list of what to ask for, with nothing in it
 
     def empty(self, shape, dtype):
         size = math.prod(shape) if isinstance(shape, tuple) else int(shape)
@@ -37,7 +39,12 @@ class Gpu:
         return self._constants.get(array, dtype) if isinstance(array, np.ndarray) else array
 
     def launch(self, kernel, grid, threads, *arguments):
-        self._driver.launch(self._function(kernel), grid, threads, arguments)
+        more = ()
+        if self._driver.can_start_early:
+            if self._nothing is None:
+                self._nothing = self._upload(read_ahead.table([]))
+            more = self._nothing, 0, 0, read_ahead.n_blocks(grid)
+        self._driver.launch(self._function(kernel), grid, threads, arguments + more)
 
     def memory(self, n_bytes):
         try:
@@ -59,27 +66,38 @@ class Gpu:
 
     def capture(self, launches, is_early=True):
         """One CUDA graph.  All kernels have been launched before: while one is captured, nothing may be
-        compiled or loaded.  is_early: each but the first may start before the one ahead has ended (early.py).
+        compiled or loaded.  is_early: each but the first may start before the one ahead has ended, and all
+        ask for weights of later ones (early.py).
         """
+        calls, table = self._calls(launches, is_early)
         builder = self._driver.graph_builder()
         builder.begin_building()
         try:
-            for i, launch in enumerate(launches):
+            for i, (launch, grid, arguments) in enumerate(calls):
                 function = self._compiled[launch.kernel]
-                self._driver.launch(
-                    function,
-                    launch.grid,
-                    launch.threads,
-                    launch.arguments,
-                    builder,
-                    is_early=is_early and i > 0,
-                )
+                early = is_early and i > 0
+                self._driver.launch(function, grid, launch.threads, arguments, builder, is_early=early)
         finally:
             builder.end_building()
         graph = builder.complete()
         stream = self._driver.stream
         graph.upload(stream)
-        return lambda: graph.launch(stream)
+
+        def run(_held=table):
+            graph.launch(stream)
+
+        return run
+
+    def _calls(self, launches, is_early):
+        """(launch, grid, arguments) of each, and an array that has to live as long as their graph."""
+        if not self._driver.can_start_early:
+            return [(launch, launch.grid, launch.arguments) for launch in launches], None
+        asked = [[] for _ in launches]
+        if is_early:
+            weights = read_ahead.Weights(layout.matrices_on(self), self._constants.arrays())
+            asked = read_ahead.plan(launches, weights)
+        table = self._upload(read_ahead.table(asked))
+        return list(read_ahead.calls(launches, asked, table)), table
 
     def time(self, launches):
         """Before the first and behind each."""

@@ -368,6 +368,18 @@ def prefetch_bytes(typingctx, array, index, n_bytes):
     return signature(types.void, array, types.int64, types.int32), codegen
 
 
+@intrinsic
+def prefetch_at(typingctx, address, n_bytes):
+    """The same from an address on, which nobody checks."""
+
+    def codegen(context, builder, sig, args):
+        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+        _emit(builder, text, [], args, touches_memory=True)
+        return context.get_dummy_value()
+
+    return signature(types.void, types.int64, types.int32), codegen
+
+
 # -- tensor cores
 
 

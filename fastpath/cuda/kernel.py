@@ -15,7 +15,6 @@ class Kernel:
     registers  ceiling per thread
     bounds     (threads of a block, blocks that should fit on a multiprocessor), if the assembler must be told
     writes     names of the arguments that it writes; it only reads the others
-    ahead      device function of the same arguments that may run before the kernel ahead has ended (early.py)
     early      the same function with a wait for the kernel ahead inside it, behind what needs none (early.py)
     """
 
@@ -26,7 +25,6 @@ class Kernel:
     bounds: tuple[int, int] | None = None
     writes: tuple[str, ...] = ("out",)
     name: str = ""
-    ahead: Callable | None = None
     early: Callable | None = None
 
     def __post_init__(self):

@@ -135,6 +135,11 @@ def on_device(weight) -> DeviceMatrix:
     return known[1]
 
 
+def matrices_on(here) -> list[DeviceMatrix]:
+    """All that were brought to a device and are used somewhere."""
+    return [made for its, made in list(_known.values()) if its is here]
+
+
 def padded_columns(C):
     return -(-C // PADDED) * PADDED
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpath.cuda import device, layout, ops
+from fastpath.cuda import device, layout, ops, read_ahead
 from fastpath.cuda.footprint import plane_sizes
 from fastpath.cuda.planned import Planned, Planner
 from fastpath.cuda.program import Launch
@@ -96,6 +96,10 @@ class Rehearsal:
         made = layout.DeviceMatrix(name, weight.shape, *planes, weight.name)
         self.planes |= {plane.buffer: made for plane in made.planes}
         return made
+
+    def to_ask_for(self) -> read_ahead.Weights:
+        matrices = {id(made): made for made in self.planes.values()}
+        return read_ahead.Weights(matrices.values(), self._constants.arrays())
 
     def weights(self, record: Any) -> Any:
         """A record of weights, with these in the place of its matrices."""

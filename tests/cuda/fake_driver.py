@@ -10,13 +10,15 @@ class FakeDriver:
     calls     what was asked for, in order: (what, ...)
     capacity  bytes of the device; allocate raises MemoryError beyond
     compute   (function, arguments): what a launch does, or a graph for each of its launches
+    can_start_early  kernels are given what early.MORE says as well
     """
 
     name = "a fake"
     stream = "the default stream"
 
-    def __init__(self, capacity=1 << 40, compute=lambda function, arguments: None):
+    def __init__(self, capacity=1 << 40, compute=lambda function, arguments: None, can_start_early=False):
         self.calls, self.capacity, self.compute, self.used = [], capacity, compute, 0
+        self.can_start_early = can_start_early
 
     def allocate(self, n_bytes):
         if self.used + n_bytes > self.capacity:

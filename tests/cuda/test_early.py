@@ -1,35 +1,48 @@
 """Kernels that start before the one ahead has ended: what they do until then, and who may be launched so."""
 
+import ctypes
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
-import cuda.core
 import numpy as np
 import pytest
-from numba import types
+from cuda import core as cuda_core
+from numba import cuda, int32, types
 from numba.cuda import dispatcher
 
-from fastpath.cuda import ahead, device, early, elementwise, layout, linear, norm
+from fastpath.cuda import device, early, elementwise, layout, linear, norm, ops, read_ahead
 from fastpath.cuda.driver import Compiled, Driver
+from fastpath.cuda.intrinsics import let_next_start, load_weights_v1, wait_for_previous
+from fastpath.cuda.kernel import Kernel
 from quant import FORMATS
 from tests import strategies
 from tests.cuda.executors import EXECUTORS
-from tests.gpu_on_cpu import offline
+from tests.gpu_on_cpu import offline, runtime
 
 ENTRY = ".visible .entry k(\n.param .u64 k_param_0\n)\n{\n"
 WAIT = "griddepcontrol.wait;\n"
 PTX = {
     "ld.param.u64 %rd1, [k_param_0];\n" + WAIT + "ld.global.f32 %f1, [%rd1];\nret;\n": True,
     "cp.async.bulk.prefetch.L2.global [%rd1], %r1;\n" + WAIT + "ret;\n": True,
+    "ld.global.nc.L1::no_allocate.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];\n" + WAIT + "ret;\n": True,
     "@%p1 bra $L1;\nadd.s32 %r1, %r1, 1;\n$L1:\n" + WAIT + "ret;\n": True,
+    "$L1:\nadd.s32 %r1, %r1, 1;\n@%p1 bra $L1;\n" + WAIT + "ret;\n": True,
+    "@%p1 bra $L1;\n" + WAIT + "st.global.u32 [%rd1], %r1;\nret;\n$L1:\n" + WAIT + "ret;\n": True,
+    "bra.uni $L2;\n$L1:\nst.global.u32 [%rd1], %r1;\nret;\n$L2:\n" + WAIT + "bra.uni $L1;\n": True,
     "ld.global.f32 %f1, [%rd1];\nret;\n": False,
-    "ld.global.nc.f32 %f1, [%rd1];\n" + WAIT + "ret;\n": False,
+    "ret;\n": False,
+    "$L1:\nbra.uni $L1;\n": False,
+    "ld.global.L1::no_allocate.u32 %r1, [%rd1];\n" + WAIT + "ret;\n": False,
     "@%p1 st.global.f32 [%rd1], %f1;\n" + WAIT + "ret;\n": False,
     "ld.shared.f32 %f1, [%r1];\n" + WAIT + "ret;\n": False,
     "cp.async.cg.shared.global [%r1], [%rd1], 16;\n" + WAIT + "ret;\n": False,
     "atom.global.add.u32 %r1, [%rd1], 1;\n" + WAIT + "ret;\n": False,
     "@%p1 ret;\n" + WAIT + "ret;\n": False,
+    "@%p1 " + WAIT + "ld.global.f32 %f1, [%rd1];\nret;\n": False,
     "call.uni other, ();\n" + WAIT + "ret;\n": False,
     "@%p1 bra $L1;\n" + WAIT + "$L1:\nld.global.f32 %f1, [%rd1];\nret;\n": False,
+    "@%p1 bra $L1;\n" + WAIT + "ret;\n$L1:\nadd.s32 %r1, %r1, 1;\n@%p2 bra $L1;\nret;\n": False,
     "griddepcontrol.launch_dependents;\n" + WAIT + "ret;\n": False,
 }
 
@@ -39,69 +52,125 @@ def test_who_waits_first(body):
     assert early.waits_first(ENTRY + body + "}\n") is PTX[body]
 
 
+def _ptx(kernel):
+    return offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
+
+
 @pytest.mark.parametrize("kernel", [norm.RMS_NORM, linear.PRODUCTS["Q4_K"]], ids=lambda k: k.name)
 def test_three_lines_in_front(kernel):
     """In PTX; without them a kernel is not launched early."""
-    ptx = offline.to_ptx(early.function_of(kernel), kernel.signature, (9, 0), kernel.bounds)
-    assert early.waits_first(ptx)
-    assert ptx.index(early.WAIT) < ptx.index("griddepcontrol.launch_dependents;")
-    assert ("prefetch" in ptx.partition(early.WAIT)[0]) == (kernel is not norm.RMS_NORM)
-    assert not early.waits_first(offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds))
+    ptx = _ptx(early.kernel_of(kernel))
+    assert early.waits_first(ptx) and not early.waits_first(_ptx(kernel))
+    lines = [ptx.index(word) for word in ("prefetch", early.WAIT, "griddepcontrol.launch_dependents;")]
+    assert lines == sorted(lines)
 
 
-@pytest.mark.parametrize("name", layout.CODINGS)
-def test_a_tile_lies_where_it_is_asked_for(name):
-    """What a step has in each plane, times steps and tiles, is all of the plane."""
-    rng, M, C = np.random.default_rng(3), 9, 3 * layout.COLUMNS
-    made = layout.device_matrix(strategies.weights(rng, FORMATS[name], M, C))
-    planes = zip((made.low, made.high, made.sub), ahead.of_step(made.coding), strict=True)
-    for plane, of_step in planes:
-        assert not of_step or plane.size == made.n_tiles * 3 * of_step
+def _loading_first():
+    """It waits only when it has read the weights' first word, as products might."""
+
+    def function(x, y, out):
+        words = load_weights_v1(x, cuda.threadIdx.x)
+        wait_for_previous()
+        let_next_start()
+        out[cuda.blockIdx.x, cuda.threadIdx.x] = words[0] + y[cuda.threadIdx.x]
+
+    def plain(x, y, out):
+        out[cuda.blockIdx.x, cuda.threadIdx.x] = x[cuda.threadIdx.x] + y[cuda.threadIdx.x]
+
+    return Kernel(plain, (int32[::1], int32[::1], int32[:, ::1]), name="plain", early=function)
+
+
+def test_a_wait_of_its_own():
+    """Kernel.early takes the place of two lines and of the kernel; blocks that only ask wait as well."""
+    kernel = early.kernel_of(_loading_first())
+    ptx = _ptx(kernel)
+    assert early.waits_first(ptx) and ptx.count(early.WAIT) == 2
+    before = ptx[ptx.index("{") : ptx.index("griddepcontrol.launch_dependents")]
+    assert before.count("ld.global.nc") == 2  # pieces, weights
 
 
 class Early:
-    """An executor that runs what a GPU would."""
+    """An executor that runs what a GPU would.  n pieces of an array that nobody may read beyond."""
 
-    def __init__(self, executor):
-        self.executor = executor
+    def __init__(self, executor, pieces=()):
+        self.executor, self.pieces = executor, list(pieces)
 
     def __getattr__(self, name):
         return getattr(self.executor, name)
 
     def launch(self, kernel, grid, threads, *arguments):
-        self.executor.launch(early.kernel_of(kernel), grid, threads, *arguments)
+        n = len(self.pieces)
+        nothing = read_ahead.Piece(0, 0, 0)
+        table = read_ahead.table([[nothing] * 3, self.pieces])
+        more = table, 3, n, read_ahead.n_blocks(grid)
+        self.executor.launch(early.kernel_of(kernel), read_ahead.grid_of(grid, n), threads, *arguments, *more)
+
+
+class Guarded:
+    """Bytes between pages that nobody may touch."""
+
+    def __init__(self, n_bytes):
+        self.length = ctypes.c_size_t()
+        self.n_bytes = n_bytes
+        self.address = runtime.library().run_guarded(n_bytes, ctypes.byref(self.length))
+
+    def pieces(self, size, beyond=0):
+        ends = range(0, self.n_bytes + beyond, size)
+        return [read_ahead.Piece(self.address + start, size, 0) for start in ends]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        runtime.library().run_guarded_free(self.address, self.n_bytes, self.length)
 
 
 @pytest.mark.parametrize("executor", ["ir", "sm_90"])
-@pytest.mark.parametrize("name, activations", [("Q8_0", "int8"), ("Q5_1", "int8"), ("Q6_K", "float")])
-def test_same_bytes(name, activations, executor):
-    """Weights end where readable memory does: whoever asks for too many is found."""
+@pytest.mark.parametrize("op", ["norm", "own", "product"])
+def test_same_bytes_and_every_piece_once(op, executor):
+    """With pieces to ask for, fewer and more than there are warps, and blocks that do nothing else."""
     rng = np.random.default_rng(4)
-    for T, M, C in ((1, 5, 256), (6, 9, 17 * 256)):
-        x, weight = strategies.normal(rng, T, C), strategies.weights(rng, FORMATS[name], M, C)
-        got = []
-        for one in (EXECUTORS[executor], Early(EXECUTORS[executor])):
-            with device.use(one):
-                got.append(linear.linear(x, layout.device_matrix(weight), activations))
-        np.testing.assert_array_equal(*got)
+    x = strategies.normal(rng, 3, 320)
+    weight = strategies.weights(rng, FORMATS["Q5_1"], 9, 320)
+    words = rng.integers(0, 99, (2, 40)).astype(np.int32)
+
+    def run():
+        if op == "norm":
+            return ops.rms_norm(x, x[0].copy(), 1e-6)
+        if op == "product":
+            return linear.linear(x, layout.device_matrix(weight), "int8")
+        out = np.zeros((3, 40), np.int32)
+        device.current().launch(_LOADING_FIRST, 3, 40, *words, out)
+        return out
+
+    one = EXECUTORS[executor]
+    with device.use(one):
+        want = run()
+    for n, size in ((0, 16), (1, 4096), (300, 16)):
+        with Guarded(4800 if n == 300 else 4096) as memory:
+            before = runtime.library().run_prefetched_so_far()
+            with device.use(Early(one, memory.pieces(size)[:n])):
+                np.testing.assert_array_equal(run(), want)
+            launched = 2 if op == "product" else 1  # activations are rounded first
+            found = runtime.library().run_prefetched_so_far() - before
+            assert found == launched * len(one.schedules) * n * size
 
 
-def test_asking_for_too_much_is_found(monkeypatch):
-    monkeypatch.setattr(ahead, "LANES", 64)
-    step = ahead.ahead_of(layout.CODINGS["Q8_0"], False)
-    kernel = linear.PRODUCTS["Q8_0"]
-    early.function_of.cache_clear()
-    monkeypatch.setitem(early.STEPS, kernel.name, SimpleNamespace(ahead=step))
-    weight = layout.device_matrix(strategies.weights(np.random.default_rng(5), FORMATS["Q8_0"], 9, 512))
-    with (
-        device.use(Early(EXECUTORS["ir"])),
-        pytest.raises(AssertionError, match=r"no part of an array|beside"),
-    ):
-        linear.linear(np.ones((1, 512), np.float32), weight, "int8")
-    early.function_of.cache_clear()
+_LOADING_FIRST = _loading_first()
 
 
-# -- the driver, with all of numba-cuda and cuda.core but the GPU
+def test_asking_for_too_much_is_found():
+    with Guarded(4096) as memory, device.use(Early(EXECUTORS["ir"], memory.pieces(4096, beyond=1))):
+        with pytest.raises(AssertionError, match=r"no part of an array|beside"):
+            ops.rms_norm(np.ones((1, 320), np.float32), None, 1e-6)
+
+
+def test_nobody_looks_how_deep_the_grid_is():
+    """Blocks that only ask lie behind the others in z: for a kernel they are not there."""
+    for file in Path(early.__file__).parent.glob("*.py"):
+        text = file.read_text()
+        assert "gridDim.z" not in text or file.name == "early.py", file.name
+        assert not re.search(r"cuda\.gridsize|gridDim\b(?!\.)", text), file.name
 
 
 def _compiled(kernel, waits):
@@ -131,7 +200,7 @@ def _compiled(kernel, waits):
 def test_launch(waits, is_early, monkeypatch):
     """The same kernel, arguments and grid as numba launches; early only if asked for, and if it waits."""
     launched = []
-    for module in (cuda.core, dispatcher):
+    for module in (cuda_core, dispatcher):
         monkeypatch.setattr(module, "launch", lambda *call: launched.append(call))
     driver = Driver.__new__(Driver)
     driver._cuda = SimpleNamespace(current_context=lambda: None)

@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastpath.bench.blank import blank
-from fastpath.cuda import device, early, fuse, fuse_flow, fused_kernels, ops, program, rehearsal, table
+from fastpath.cuda import (
+    device,
+    early,
+    fuse,
+    fuse_flow,
+    fused_kernels,
+    ops,
+    program,
+    read_ahead,
+    rehearsal,
+    table,
+)
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
@@ -195,16 +206,12 @@ def test_pattern(name, fmt):
     some()
 
 
-def _early(kernel):
-    """As a GPU launches it, from sm_90 on."""
-    return replace(kernel, function=kernel.early, early=None) if kernel.early else early.kernel_of(kernel)
-
-
 class Early(devices.Executor):
     """Runs what a GPU would, from sm_90 on."""
 
     def launch(self, kernel, grid, threads, *arguments):
-        super().launch(_early(kernel), grid, threads, *arguments)
+        more = self.put(read_ahead.table([]), np.int32), 0, 0, read_ahead.n_blocks(grid)
+        super().launch(early.kernel_of(kernel), grid, threads, *arguments, *more)
 
 
 def test_pattern_in_ptx():
@@ -335,11 +342,12 @@ def test_machine_code(spec):
     names = Counter(launch.kernel.name for launch in launches)
     kernels = {launch.kernel.name: launch.kernel for launch in launches}
     often = [name for name, n in names.items() if n >= OFTEN and name.startswith(("fused", "linear"))]
-    often = [_early(kernels[name]) for name in often]
+    often = [early.kernel_of(kernels[name]) for name in often]
     for kernel, code in zip(often, sass.codes(often, (9, 0)), strict=True):
         faults = sass.faults(kernel, (9, 0), code)
         assert not faults, f"{kernel.name}: {'; '.join(faults)}"
         ptx = offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
         of_weights = ".nc.L1::no_allocate"  # the read-only path promises nothing of what others just wrote
         assert ptx.count("ld.global.nc") == ptx.count(of_weights), kernel.name
+        assert any(name.startswith("UBLKPF.L2") for name in code.mnemonics), kernel.name
         assert code.mnemonics["ACQBULK"] and code.mnemonics["PREEXIT"], kernel.name

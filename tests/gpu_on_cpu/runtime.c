@@ -370,9 +370,12 @@ PTX(ld_global_nc_L1_no_allocate_u32) { load(in, out, 1); }
 PTX(ld_global_nc_L1_no_allocate_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_L1_no_allocate_v4_u32) { load(in, out, 4); }
 PTX(ld_global_v4_u32) { load(in, out, 4); }
+static long n_prefetched; // bytes
+long run_prefetched_so_far(void) { return n_prefetched; }
 PTX(cp_async_bulk_prefetch_L2_global) { // [from], bytes: both multiples of 16, all of it readable
   aligned(in[0], 16), aligned((u32)in[1], 16);
   for (u32 i = 0; i < (u32)in[1]; i += 4) (void)*(const volatile u32 *)(in[0] + i);
+  n_prefetched += (u32)in[1];
 }
 PTX(griddepcontrol_wait) {} // here kernels run one after the other
 PTX(griddepcontrol_launch_dependents) {}

@@ -1,0 +1,172 @@
+"""What launches ask for ahead of its use: where it lies, once, within the budget, as much as time allows."""
+
+import numpy as np
+import pytest
+
+from fastpath.bench.blank import blank
+from fastpath.cuda import device, fuse, layout, linear, norm, ops, read_ahead, rehearsal
+from fastpath.cuda.gpu import Gpu
+from fastpath.cuda.program import Launch
+from fastpath.cuda.read_ahead import BLOCKS, BUDGET, SLAB, Weights, plan
+from quant import FORMATS
+from tests import strategies
+from tests.cuda.fake_driver import FakeDriver
+
+PUBLISHED = {"E4B:Q8_0": 1.5e9, "26B-A4B:Q4_K_M": 0.9e9}  # the least that is asked for, in bytes
+
+
+def _address(array):
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return interface["data"][0]
+
+
+@pytest.mark.parametrize("n_seqs", [1, 5])
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_plans_of_published_sizes(spec, n_seqs):
+    noted = rehearsal.of(blank(spec), rehearsal.Call(1, n_seqs, 1000))
+    launches = fuse.fuse(noted.launches, noted.results)
+    asked = plan(launches, noted.to_ask_for())
+    assert len(asked) == len(launches) and any(asked)
+    planes = {buffer.address: (buffer, weight) for buffer, weight in noted.planes.items()}
+    vectors = {_address(v): v.nbytes for v in noted._constants.arrays()}
+    pieces = np.array([(p.address, p.n_bytes, p.use, i) for i, each in enumerate(asked) for p in each])
+    address, n_bytes, use, by = pieces.T
+
+    # in order, of later launches, whole units
+    assert (use > by).all() and (n_bytes % 16 == 0).all() and (n_bytes >= 16).all()
+    assert (address % 16 == 0).all() and (n_bytes <= SLAB).all()
+    # none twice
+    order = np.argsort(address)
+    assert (address[order][1:] >= (address + n_bytes)[order][:-1]).all()
+    # inside of what the launch is given that is to read it: planes of matrices that are no stacks, vectors
+    bounds = {}
+    for i in set(use.tolist()):
+        assert not launches[i].kernel.name.startswith("embed")
+        for array in launches[i].arguments:
+            if getattr(array, "ndim", 0):
+                first = _address(array)
+                if first in planes and len(planes[first][1].shape) == 2:
+                    bounds.setdefault(i, []).append((first, first + planes[first][0].n_bytes))
+                elif first in vectors:
+                    bounds.setdefault(i, []).append((first, first + vectors[first]))
+    for at, n, i, _ in pieces.tolist():
+        assert any(first <= at and at + n <= end for first, end in bounds[i])
+    # never more on its way, or there and not used, than the budget
+    for i in range(len(launches)):
+        assert n_bytes[(by <= i) & (use >= i)].sum() <= BUDGET
+    assert n_bytes.sum() > PUBLISHED[spec]
+
+
+def _matrix(n_bytes, n_bytes_of_scales=0):
+    """Planes that nobody looks into."""
+    low, sub = np.zeros(n_bytes // 4, np.int32), np.zeros(n_bytes_of_scales // 2 or 1, np.uint16)
+    return layout.DeviceMatrix("Q8_0", (4, 256), low, np.zeros(1, np.int32), sub, np.zeros(1, np.uint16))
+
+
+def _norm(*arrays):
+    return Launch(norm.RMS_NORM, 1, 256, arrays)
+
+
+def _product(matrix):
+    return Launch(linear.PRODUCTS["Q8_0"], (64, 1), 256, matrix.planes)
+
+
+def test_how_much_by_hand():
+    """Small launches: 1 us of 4.4e12 bytes a second, in slabs of 32 KB, until the budget is spent."""
+    first, second = _matrix(17 * SLAB), _matrix(17 << 20)
+    launches = [_norm(), _product(first), _norm(), _product(second), _norm()]
+    asked = plan(launches, Weights([first, second]))
+    n = [[sum(p.n_bytes for p in each if p.use == use) for use in range(5)] for each in asked]
+    idle = int(4.4e6)
+    # 4.4e6 bytes are 134 slabs: the first product's 17, and of the second's 544 the other 117
+    assert n[0] == pytest.approx([0, 17 * SLAB, 0, 117 * SLAB, 0], rel=1e-3)
+    # the product reads 17 slabs from the cache, 85.7 ns at 6.5e12, in which memory could bring 377 KB more
+    more = (idle + 17 * SLAB * 4.4 / 6.5) // SLAB
+    assert n[1] == pytest.approx([0, 0, 0, more * SLAB, 0], rel=1e-3)
+    assert n[2] == pytest.approx([0, 0, 0, 134 * SLAB, 0], rel=1e-3)
+    # the second one has 389 of its slabs in the cache, and nobody is behind it
+    assert n[3] == n[4] == [0] * 5
+    # the budget: 640 slabs, of which 134 each time
+    long = _matrix(34 << 20)
+    asked = plan([_norm()] * 7 + [_product(long)], Weights([long]))
+    n = [sum(p.n_bytes for p in each) // SLAB for each in asked]
+    assert n == pytest.approx([134, 134, 134, 134, 104, 0, 0, 0], abs=1)
+
+
+def test_a_part_of_a_matrix_is_taken_at_equal_distances():
+    long = _matrix(30 << 20, 2 << 20)  # 1024 slabs: of 30 KB and 2 KB
+    (pieces, _) = plan([_norm(), _product(long)], Weights([long]))
+    for plane in (long.low, long.sub):
+        starts = sorted(p.address - _address(plane) for p in pieces)
+        starts = [start for start in starts if 0 <= start < plane.nbytes]
+        gaps = np.diff(starts) // (plane.nbytes // 1024)  # 7.6 slabs
+        assert len(starts) == 134 and set(gaps.tolist()) == {7, 8}
+
+
+def test_vectors_and_what_is_left_out():
+    """What norms multiply by comes whole; stacks, embeddings, arrays that somebody writes do not."""
+    rng = np.random.default_rng(0)
+    vector, activation = strategies.normal(rng, 2563), strategies.normal(rng, 2563)
+    stack, table = _matrix(1 << 20), _matrix(1 << 20)
+    stack = layout.DeviceMatrix("Q8_0", (2, 4, 256), *stack.planes)
+    embed = Launch(type(norm.RMS_NORM)(lambda low: None, (), name="embed_q8_0"), 1, 32, table.planes)
+    launches = [_norm(), embed, _product(stack), _norm(activation, vector), _norm(vector)]
+    asked = plan(launches, Weights([stack, table], [vector]))
+    assert asked == [[(_address(vector), 2563 * 4 // 16 * 16, 3)], [], [], [], []]
+
+
+def test_table():
+    pieces = [read_ahead.Piece(0x7F12_8000_0010, 48, 1), read_ahead.Piece(0x10, 1 << 20, 2)]
+    low = int(np.uint32(0x8000_0010).view(np.int32))
+    assert read_ahead.table([[], pieces]).tolist() == [low, 0x7F12, 48, 0, 0x10, 0, 1 << 20, 0]
+    assert read_ahead.table([]).size == 4
+
+
+@pytest.mark.parametrize(
+    "grid, n, want",
+    [
+        (1, 0, (1, 1, 1)), (1, 300, (1, 1, BLOCKS)), (3, 10, (3, 1, 4)), (5120, 900, (5120, 1, 1)),
+        ((9, 2, 1), 900, (9, 2, 8)), ((64, 1), 298, (64, 1, 2)), ((17, 4, 3), 900, (17, 4, 3)),
+    ],
+)  # fmt: skip
+def test_blocks_that_only_ask(grid, n, want):
+    assert read_ahead.grid_of(grid, n) == want
+
+
+def test_what_a_gpu_is_given(monkeypatch):
+    """Outside of graphs nothing is asked for; in one, all that is planned, in the order of launches."""
+    monkeypatch.setattr(ops.program, "_fused", lambda launches, results: launches)
+    given = []
+    driver = FakeDriver(can_start_early=True, compute=lambda function, arguments: given.append(arguments))
+    rng = np.random.default_rng(1)
+    weights = [strategies.weights(rng, FORMATS["Q8_0"], 64, 1024) for _ in range(2)]
+    x = strategies.normal(rng, 1, 1024)
+    gpu = Gpu(driver)
+    grids = []
+    launch = driver.launch
+    monkeypatch.setattr(
+        driver, "launch", lambda f, grid, *rest, **how: grids.append(grid) or launch(f, grid, *rest, **how)
+    )
+    with device.use(gpu), ops.program.record() as program:
+        there = ops.rms_norm(device.put(x, np.float32), x[0].copy(), 1e-6)
+        results = [linear.linear(there, weight, "int8") for weight in weights]
+        list(map(device.get, results))
+    n = len(program)
+    for arguments in given:  # run one by one, before they are captured
+        table, first, count, blocks = arguments[-4:]
+        assert table.size == 4 and (first, count) == (0, 0) and blocks >= 1
+    given.clear()
+    with device.use(gpu):
+        program.replay()
+    asked = plan(program.launches, Weights(layout.matrices_on(gpu), gpu._constants.arrays()))
+    counts = [arguments[-2] for arguments in given]
+    assert counts == list(map(len, asked)) and counts[0] > 4 and len(given) == n
+    assert [a[-3] for a in given] == np.cumsum([0, *counts[:-1]]).tolist()
+    assert grids[-n:] == [
+        read_ahead.grid_of(o.grid, c) for o, c in zip(program.launches, counts, strict=True)
+    ]
+    table = given[0][-4].copy_to_host().reshape(-1, 4)
+    assert table[:, 2].tolist() == [p.n_bytes for each in asked for p in each]
+    with device.use(gpu):  # both matrices are asked for, whole; the norm's vector is wanted at once
+        planes = [plane for weight in weights for plane in layout.on_device(weight).planes]
+    assert table[:, 2].sum() == sum(plane.nbytes for plane in planes if plane.size > 1)
