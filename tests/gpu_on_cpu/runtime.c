@@ -346,17 +346,23 @@ PTX(cp_async_bulk_prefetch_L2_global) { // [from], bytes: both multiples of 16, 
 }
 PTX(griddepcontrol_wait) {} // here kernels run one after the other
 PTX(griddepcontrol_launch_dependents) {}
+PTX(ld_shared_v2_u32) {
+  u64 at = (u32)in[0];
+  load(&at, out, 2);
+}
 PTX(ld_shared_v4_u32) {
   u64 at = (u32)in[0];
   load(&at, out, 4);
 }
 
-static void store(u64 at, const u64 *words) {
-  aligned(at, 16);
-  for (int i = 0; i < 4; i++) ((u32 *)at)[i] = words[i];
+static void store(u64 at, const u64 *words, int n) {
+  aligned(at, 4 * n);
+  for (int i = 0; i < n; i++) ((u32 *)at)[i] = words[i];
 }
-PTX(st_global_v4_u32) { store(in[0], in + 1); } // [to], four words
-PTX(st_shared_v4_u32) { store((u32)in[0], in + 1); }
+PTX(st_global_u32) { store(in[0], in + 1, 1); } // [to], words
+PTX(st_global_v2_u32) { store(in[0], in + 1, 2); }
+PTX(st_global_v4_u32) { store(in[0], in + 1, 4); }
+PTX(st_shared_v4_u32) { store((u32)in[0], in + 1, 4); }
 
 static void load_matrix(const u64 *in, u64 *out, int count, int is_transposed) {
   me->in[0] = in[0], me->in[1] = count, me->in[2] = is_transposed;
