@@ -29,15 +29,15 @@ from functools import cache
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from fastpath.cuda import device, kv_types
+from fastpath.cuda import attention_tensor, device, kv_types
 from fastpath.cuda.attention_relative import attend_to_neighbours
+from fastpath.cuda.attention_tensor import PIECE
 from fastpath.cuda.intrinsics import add_rn, as_f32, fma_rn, load_shared_v4
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
 from fastpath.cuda.warp import WHOLE_WARP, warp_sum
 from refimpl.kv_types import STEP
 
-PIECE = 64  # positions
 WARPS, HEADS = 8, 4
 QUARTERS = WARPS * STEP // PIECE
 THREADS = 32 * WARPS
@@ -78,9 +78,10 @@ def _attend(q, k_pages, v_pages, table, of_tokens, n_pieces, out):
     new, launch = device.current().empty, device.current().launch
     parts, peaks = new((T, N, n_pieces, H), np.float32), new((T, N, n_pieces, 2), np.float32)
     pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), np.int32(K), np.int32(k_pages.shape[2])
-    grid = n_pieces, K * -(-N // K // HEADS), T
     kernel = part_kernel(kv_types.name_of(k_pages), kv_types.name_of(v_pages))
-    launch(kernel, grid, THREADS, q, *pages, table, *of_tokens, parts, peaks)
+    heads, threads = shape_of(kernel, H)
+    grid = n_pieces, K * -(-N // K // heads), T
+    launch(kernel, grid, threads, q, *pages, table, *of_tokens, parts, peaks)
     launch(JOIN, (N, T), H, parts, peaks, *of_tokens[1:], out)
 
 
@@ -374,6 +375,13 @@ def part_kernel(k_kind, v_kind):
     signature = (
         _HEADS, *pages, int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
     )  # fmt: skip
+    name, writes = f"attention_part_{k_kind}_{v_kind}", ("parts", "peaks")
+    if k_kind == v_kind == "f16":
+        wants = "HMMA.16816.F32", "LDG.E.128", "LDG.E.64", "PRMT", "MUFU.EX2"
+        return Kernel(
+            attention_tensor.part, signature, wants,
+            registers=128, bounds=(attention_tensor.MAX_THREADS, 1), name=name, writes=writes,
+        )  # fmt: skip
     function = _part(kv_types.LOADS[k_kind], kv_types.LOADS[v_kind])
     is_wide = "f32" in (k_kind, v_kind)
     wants = ("LDG.E.64" if k_kind in kv_types.TILE_BYTES else "LDG.E.128", "SHFL", "MUFU.EX2")
@@ -383,9 +391,16 @@ def part_kernel(k_kind, v_kind):
         wants,
         registers=192 if is_wide else 128,
         bounds=(THREADS, 1 if is_wide else 2),
-        name=f"attention_part_{k_kind}_{v_kind}",
-        writes=("parts", "peaks"),
+        name=name,
+        writes=writes,
     )
+
+
+def shape_of(kernel, H):
+    """(query heads of a block, threads)"""
+    if kernel.function is attention_tensor.part:
+        return attention_tensor.HEADS, attention_tensor.threads_of(H)
+    return HEADS, THREADS
 
 
 @cache

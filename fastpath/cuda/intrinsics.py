@@ -77,6 +77,13 @@ def _shared(context, builder, kind, array, index):
     return builder.ptrtoint(builder.addrspacecast(pointer, pointer.type.pointee.as_pointer(3)), I32)
 
 
+def _shared_32(context, builder, kind, array, index):
+    """The same, reckoned in 32 bits."""
+    start = _shared(context, builder, kind, array, I64(0))
+    n_bytes = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+    return builder.add(start, builder.mul(builder.trunc(index, I32), I32(n_bytes)))
+
+
 # -- arithmetic
 
 
@@ -129,6 +136,7 @@ def _strict(operation):
 add32, sub32, mul32 = _strict("add"), _strict("sub"), _strict("mul")
 and32, or32, xor32 = _strict("and_"), _strict("or_"), _strict("xor")
 shl32, shr32, sar32 = _strict("shl"), _strict("lshr"), _strict("ashr")
+div32 = _strict("udiv")  # without a sign; y is not 0
 
 
 def _logic(table):
@@ -263,22 +271,69 @@ def loads_at(opcode, words, count, apart=None):
     return function
 
 
-def _store(opcode, address):
-    """Four words to array[index], at a multiple of 16 bytes."""
+def _load_rows(opcode, n, rows, step, address):
+    """The same from `rows` places, `step` bytes apart: n words of each, one after the other."""
+
+    @intrinsic
+    def function(typingctx, array, index):
+        result = types.UniTuple(types.int32, n * rows)
+
+        def codegen(context, builder, sig, args):
+            at, words = address(context, builder, sig.args[0], args[0], args[1]), []
+            for row in range(rows):
+                text = f"{opcode} {_group(0, n)}, [${n}+{row * step}];"
+                words += _emit(builder, text, [I32] * n, [at], touches_memory=True)
+            return cgutils.pack_array(builder, words)
+
+        return signature(result, array, types.int64), codegen
+
+    return function
+
+
+def load_rows_v4(rows, step):
+    return _load_rows("ld.global.v4.u32", 4, rows, step, _global)
+
+
+def load_rows_v2(rows, step):
+    return _load_rows("ld.global.v2.u32", 2, rows, step, _global)
+
+
+def load_shared_rows_v4(rows, step):
+    return _load_rows("ld.shared.v4.u32", 4, rows, step, _shared_32)
+
+
+def load_shared_rows_v2(rows, step):
+    return _load_rows("ld.shared.v2.u32", 2, rows, step, _shared_32)
+
+
+def _store(opcode, address, n=4, rows=1, step=0):
+    """n words to array[index], at a multiple of their bytes; then n more, each time `step` bytes on."""
 
     @intrinsic
     def function(typingctx, array, index, words):
         def codegen(context, builder, sig, args):
             at = address(context, builder, sig.args[0], args[0], args[1])
-            values = [at, *cgutils.unpack_tuple(builder, args[2])]
-            _emit(builder, f"{opcode} [$0], {_group(1, 4)};", [], values, touches_memory=True)
+            values = cgutils.unpack_tuple(builder, args[2])
+            for row in range(rows):
+                text = f"{opcode} [{f'$0+{row * step}' if row else '$0'}], {_group(1, n) if n > 1 else '$1'};"
+                _emit(builder, text, [], [at, *values[row * n :][:n]], touches_memory=True)
             return context.get_dummy_value()
 
-        return signature(types.void, array, types.int64, types.UniTuple(types.int32, 4)), codegen
+        return signature(types.void, array, types.int64, types.UniTuple(types.int32, n * rows)), codegen
 
     return function
 
 
+def store_rows_v4(rows, step):
+    return _store("st.global.v4.u32", _global, 4, rows, step)
+
+
+def store_shared_rows_v4(rows, step):
+    return _store("st.shared.v4.u32", _shared_32, 4, rows, step)
+
+
+store_v1 = _store("st.global.u32", _global, 1)
+store_v2 = _store("st.global.v2.u32", _global, 2)
 store_v4 = _store("st.global.v4.u32", _global)
 store_shared_v4 = _store("st.shared.v4.u32", _shared)
 

@@ -11,16 +11,19 @@ Eight neighbours are positions of a component of a key, or components of a posit
 from collections.abc import Callable
 from typing import NamedTuple
 
-from numba import cuda, float32, int32, int64, uint8, uint16, uint32
+from numba import cuda, float32, int32, uint8, uint16, uint32
 
 from fastpath.cuda.intrinsics import (
+    add32,
     add_rn,
     and32,
     as_f32,
     as_i32,
+    div32,
     f16_to_f32,
     load_v2,
     load_v4,
+    mul32,
     mul_rn,
     or32,
     pack_bf16,
@@ -347,8 +350,11 @@ STORES = {
 def block_of(table, lane, position, K, head, blocks):
     """Number of the block of 32 positions of a head; a page has `blocks` of them.
 
-    Places in the table are divided in 32 bits, without a sign: a device takes 64 bits by a loop.
+    In 32 bits, which are enough for the number of a block; and without a sign: a device divides 64 by a loop.
     """
-    block, of_page, held = uint32(position >> 5), uint32(blocks), uint32(table.shape[1])
-    page = table[lane, block // of_page % held]
-    return (int64(page) * K + head) * blocks + block % of_page
+    block, held = sar32(position, 5), int32(table.shape[1])
+    number = div32(block, blocks)
+    column = sub32(number, mul32(div32(number, held), held))
+    page = table[uint32(lane), uint32(column)]
+    first = mul32(add32(mul32(page, K), head), blocks)
+    return add32(first, sub32(block, mul32(number, blocks)))

@@ -11,9 +11,21 @@ MAX_WARPS = 32
 @cuda.jit(device=True)
 def warp_sum(x):
     """Of a float32 of every lane: halves are added to halves, 16 lanes apart first."""
-    for distance in (16, 8, 4, 2, 1):
-        x += cuda.shfl_xor_sync(WHOLE_WARP, x, distance)
-    return x
+    x += cuda.shfl_xor_sync(WHOLE_WARP, x, 16)  # a loop over distances stays one, of 30 instructions a turn
+    x += cuda.shfl_xor_sync(WHOLE_WARP, x, 8)
+    x += cuda.shfl_xor_sync(WHOLE_WARP, x, 4)
+    x += cuda.shfl_xor_sync(WHOLE_WARP, x, 2)
+    return x + cuda.shfl_xor_sync(WHOLE_WARP, x, 1)
+
+
+@cuda.jit(device=True)
+def warp_max(x):
+    """Of a number of every lane; all of them get it."""
+    x = max(x, cuda.shfl_xor_sync(WHOLE_WARP, x, 16))
+    x = max(x, cuda.shfl_xor_sync(WHOLE_WARP, x, 8))
+    x = max(x, cuda.shfl_xor_sync(WHOLE_WARP, x, 4))
+    x = max(x, cuda.shfl_xor_sync(WHOLE_WARP, x, 2))
+    return max(x, cuda.shfl_xor_sync(WHOLE_WARP, x, 1))
 
 
 @cuda.jit(device=True)

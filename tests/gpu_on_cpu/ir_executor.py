@@ -176,10 +176,10 @@ def _shim(name, asm, result, kinds):
         f"  %out = alloca [{max(1, len(results))} x i64]",
     ]
     for i, operand in enumerate(operands):
-        number, _, offset = operand.strip("[]").partition(" + ")
+        number, _, offset = operand.strip("[]").replace(" ", "").partition("+")
         if number.startswith("$"):
             k = int(number[1:]) - len(results)
-            lines += [*_word(f"%a{k}", kinds[k], f"%v{i}"), f"  %w{i} = add i64 %v{i}, {offset or 0}"]
+            lines += [*_word(f"%a{k}", kinds[k], f"%b{i}"), f"  %w{i} = add i64 %b{i}, {int(offset or 0)}"]
         else:
             lines.append(f"  %w{i} = add i64 {int(number)}, 0")
         lines += [f"  %p{i} = getelementptr i64, ptr %in, i32 {i}", f"  store i64 %w{i}, ptr %p{i}"]

@@ -67,7 +67,8 @@ def _count_attention(kernel, H, n_positions):
     pages = tuple(
         np.zeros((1, 1, n_positions // 32, *rest), np.float16) for rest in ((H, 32), (H // 32, 32, 32))
     )
-    q, last = rng.standard_normal((1, attention.HEADS, H), np.float32), np.array([n_positions - 1], np.int32)
+    heads, _ = attention.shape_of(attention.part_kernel("f16", "f16"), H)
+    q, last = rng.standard_normal((1, heads, H), np.float32), np.array([n_positions - 1], np.int32)
     zero = np.zeros(1, np.int32)
     with device.use(Profiler(log=False)) as profiler:
         attention.attention(q, *pages, zero[None], zero, last, None)

@@ -391,6 +391,8 @@ static void store(u64 at, const u64 *words, int n) { // [to], words
   aligned(at, 4 * n);
   for (int i = 0; i < n; i++) ((u32 *)at)[i] = words[i];
 }
+PTX(st_global_u32) { store(in[0], in + 1, 1); }
+PTX(st_global_v2_u32) { store(in[0], in + 1, 2); }
 PTX(st_global_v4_u32) { store(in[0], in + 1, 4); }
 PTX(st_shared_u32) { store((u32)in[0], in + 1, 1); }
 PTX(st_shared_v2_u32) { store((u32)in[0], in + 1, 2); }
