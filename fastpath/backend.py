@@ -1,17 +1,14 @@
 """Which op table runs: Numba kernels on CPU or GPU, or the reference's definitions under the composition."""
 
-import ctypes
-import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
-from fastpath.cuda.device import describe, is_replaced, missing
+from fastpath.cuda.device import describe, missing
 
 BACKENDS = {"cpu": "fastpath.cpu", "cuda": "fastpath.cuda.ops", "ref": "refimpl.ops"}
 AUTO = "auto"
-DRIVER = "libcuda.so.1"
 
 
 def ops_for(name: str) -> ModuleType:
@@ -49,24 +46,5 @@ def choose(name: str, misfit: Callable[[], str | None]) -> Choice:
         return Choice(name, "asked for")
     if name != AUTO:
         return Choice(name, "asked for")
-    reason = no_device() or misfit()
+    reason = missing() or misfit()
     return Choice("cpu", reason) if reason else Choice("cuda", describe())
-
-
-def no_device() -> str | None:
-    """Half a line: why there is no GPU to compute on.
-
-    Looks for the driver first, which takes no time: importing numba-cuda to ask takes a second.
-    """
-    if not is_replaced() and not _has_driver():
-        return f"no NVIDIA driver: {DRIVER} is not here"
-    return missing()
-
-
-@functools.cache
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL(DRIVER)
-    except OSError:
-        return False
-    return True

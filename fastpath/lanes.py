@@ -13,6 +13,7 @@ import numpy as np
 from fastpath import arrays, locks
 from fastpath.kv.cache import KVCache
 from fastpath.kv.geometry import PAGE, KVType, PageCounts
+from fastpath.largest import Largest
 from fastpath.model.text import forward
 from fastpath.replay import Replay
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch, plan_chunks
@@ -94,22 +95,30 @@ class Lanes:
 
     def forward(self, batch: Batch, trace=None) -> np.ndarray:
         """The model on a batch of the caller's making: f32[M, V]. The lanes' token lists are not touched."""
-        replay = None if trace is not None else self.replay
-        if replay is None or not replay.takes(batch, self.model.config.vocab_size):
+        if trace is not None:
             return self._run(self.cache, batch, arrays.on_host(self.ops, trace))
+        return self._forward(batch, None)
+
+    def largest(self, batch: Batch, k: int) -> Largest:
+        """The same, but of each row of logits its k largest."""
+        return self._forward(batch, k)
+
+    def _forward(self, batch: Batch, k: int | None):
+        if self.replay is None or not self.replay.takes(batch, self.model.config.vocab_size):
+            return self._run(self.cache, batch, None, k)
         self.cache.check(batch)
         self.cache.reserve(batch)
         with np.errstate(all="ignore"):
-            return replay.logits(batch)
+            return self.replay.run(batch, k)
 
-    def _eagerly(self, batch: Batch, trace) -> np.ndarray:
-        return self._run(self.cache, batch, trace)
+    def _eagerly(self, batch: Batch, trace, k: int | None):
+        return self._run(self.cache, batch, trace, k)
 
     def _state(self) -> tuple[tuple, tuple]:
         """(objects, values) whose arrays and numbers recorded programs hold."""
         return (self.model, self.cache), (self.cache.depth, self.activations)
 
-    def _run(self, cache: KVCache, batch: Batch, trace) -> np.ndarray:
+    def _run(self, cache: KVCache, batch: Batch, trace, k: int | None = None):
         """Ops may meet NaN and infinity, and pass them on: `_check_finite` says what NumPy would warn of."""
         with np.errstate(all="ignore"):
             return forward(
@@ -120,6 +129,7 @@ class Lanes:
                 batch,
                 activations=self.activations,
                 trace=trace,
+                k=k,
             )
 
     def extend(

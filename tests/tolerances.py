@@ -176,7 +176,6 @@ EXACT = "exact"
 OPS = {
     "add": (1, _of_result, "one rounding"),
     "add_bias": (1, _of_result, "one rounding"),
-    "argmax": EXACT,
     "attention": (
         60, _attention,
         "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "

@@ -20,7 +20,7 @@ from fastpath.cuda.rehearsal import Call
 from fastpath.lanes import Lanes
 from fastpath.model.text import forward
 from quant import QTensor
-from refimpl.batch import make_batch
+from refimpl.batch import Batch, make_batch
 
 SMALL = {
     "per-layer embeddings, shared keys": sizes.Size(
@@ -96,8 +96,12 @@ def _prefill(lanes: Lanes, ids: list[int], lane: int, chunk: int | None = None):
 
 def _step(lanes: Lanes, positions: list[int], ids: list[int]):
     """One more token of every lane."""
+    return lanes.forward(_one_each(positions, ids))
+
+
+def _one_each(positions: list[int], ids: list[int]) -> Batch:
     pieces = enumerate(zip(positions, ids, strict=True))
-    return lanes.forward(make_batch([(lane, p, [token], "last") for lane, (p, token) in pieces]))
+    return make_batch([(lane, p, [token], "last") for lane, (p, token) in pieces])
 
 
 def on_device(model: Blank) -> Blank:
@@ -161,7 +165,7 @@ def speed(
     rows: tuple[int, ...] = (1, 8),
     code_of: limits.CodeOf | None = None,
 ) -> dict[str, Any]:
-    """Tokens per second of a prompt and of steps behind `depth` others; of each kernel of a step its time."""
+    """Tokens per second of a prompt and of greedy steps behind `depth` others; seconds of their kernels."""
     shape = blank(spec) if model is None else model
     model = on_device(shape)
     end = depth + n_new + 2
@@ -176,10 +180,10 @@ def speed(
     for lane in range(max(rows)):
         _prefill(lanes, ids[:depth], lane, n_prompt)
     for n in rows:
-        _step(lanes, [depth] * n, ids[:n])  # records the program
+        lanes.largest(_one_each([depth] * n, ids[:n]), 1)  # records the program, as an engine does
         begin = clock()
         for i in range(n_new):
-            _step(lanes, [depth + 1 + i] * n, ids[i : i + n])
+            lanes.largest(_one_each([depth + 1 + i] * n, ids[i : i + n]), 1)
         taken = (clock() - begin) / n_new
         found[f"decode of {n}"] = {"tokens_per_s": n / taken, "ms": 1e3 * taken}
         found[f"kernels of {n}"] = kernel_times(model, lanes, shape, Call(1, n, depth), code_of)

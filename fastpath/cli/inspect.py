@@ -63,10 +63,9 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 def _print_device() -> None:
     """Which GPU --backend auto would take."""
-    from fastpath.backend import no_device
     from fastpath.cuda import device, footprint
 
-    if reason := no_device():
+    if reason := device.missing():
         print(f"device   no GPU: {reason}")
         return
     free = footprint.free_bytes()
@@ -75,10 +74,9 @@ def _print_device() -> None:
 
 def _print_fit(args: argparse.Namespace, model) -> None:
     """What the model takes on a GPU, and whether there is as much."""
-    from fastpath.backend import no_device
-    from fastpath.cuda import footprint
+    from fastpath.cuda import device, footprint
 
-    if no_device():
+    if device.missing():
         weights = footprint.weights_bytes(model.weights)
         print(f"on a GPU {weights / MB:.1f} MB ({weights} bytes) for weights, as they lie there")
         return

@@ -23,12 +23,11 @@ from fastpath.cpu.moe import expert_sum, route
 from fastpath.cpu.norm import layer_norm, rms_norm
 from fastpath.cpu.rotary import rope, rope_table
 from fastpath.cpu.rows import get_rows, set_rows, swap_axes
-from fastpath.cpu.sampling import argmax, top_k
+from fastpath.cpu.sampling import top_k
 
 __all__ = [
     "add",
     "add_bias",
-    "argmax",
     "attention",
     "causal_conv",
     "clip",

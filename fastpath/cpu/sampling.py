@@ -1,19 +1,13 @@
 """The largest logits of a row.        definition: refimpl/ops/sampling.py
 
-NumPy does it: on the CPU logits lie where the sampler is, which finds them itself.  These are here so that an
-engine may ask any op table.
+NumPy does it: on the CPU logits lie where the sampler is, which finds them itself.  This is here so that
+callers may ask any op table.
 """
 
 import numpy as np
 
 from fastpath.cpu.activation import softcap
 from fastpath.cpu.buffers import output
-
-
-def argmax(logits, *, out=None):
-    out = output(out, logits.shape[:1], "argmax", np.int32)
-    out[...] = np.argmax(logits, axis=-1)
-    return out
 
 
 def top_k(logits, k, cap=None, *, out=None):

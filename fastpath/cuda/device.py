@@ -23,19 +23,28 @@ copy_to_device, whole.  They are no NumPy arrays.
 """
 
 import contextlib
+import ctypes
 import functools
 import threading
 import weakref
 
 import numpy as np
 
+DRIVER = "libcuda.so.1"
 _current = None
 _of_thread = threading.local()  # recorder: what stands in for the device while this thread records
 
 
 @functools.cache
 def why_not():
-    """One line: why kernels cannot run on a GPU here.  None where they can."""
+    """One line: why kernels cannot run on a GPU here.  None where they can.
+
+    Looks for the driver first, which takes no time: importing numba-cuda to ask takes a second.
+    """
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return f"no NVIDIA driver: {DRIVER} is not here"
     try:
         from numba import cuda
     except Exception as error:  # numba-cuda raises errors of its own where libraries are missing

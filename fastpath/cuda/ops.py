@@ -12,12 +12,11 @@ from fastpath.cuda.moe import expert_sum, route
 from fastpath.cuda.norm import layer_norm, rms_norm
 from fastpath.cuda.rotary import rope, rope_table
 from fastpath.cuda.rows import get_rows, set_rows, swap_axes
-from fastpath.cuda.sampling import argmax, top_k
+from fastpath.cuda.sampling import top_k
 
 __all__ = [
     "add",
     "add_bias",
-    "argmax",
     "attention",
     "causal_conv",
     "clip",

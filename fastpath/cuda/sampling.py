@@ -1,13 +1,14 @@
 """The largest logits of a row on CUDA.        definition: refimpl/ops/sampling.py
 
-argmax   two launches: pieces of 4,096 logits of each row; then the rows
 top_k    pieces of 4,096 logits of each row, of each its k largest; then pieces of what is left, until one is:
          two launches for k up to 64 of 262,144, three for more
 grid     pieces, rows
-block    256 threads; of top_k each has 16 numbers in registers
+block    256 threads; but for k = 1, each has 16 numbers in registers
 traffic  logits are read once
-top_k    finds the k-th largest of a piece bit by bit: 32 times, how many are at least so large; then, where
-         equal ones are too many, up to which place they belong.  Who is chosen finds its rank among them
+best_of  k = 1: a comparison for each logit, then those of threads and warps
+top_of   finds the k-th largest of a piece bit by bit: 32 times, how many are at least so large; then, where
+         equal ones are too many, up to which place they belong.  Who is chosen finds its rank among them.
+         Ten times the instructions of best_of
 """
 
 import numpy as np
@@ -25,15 +26,25 @@ WARPS = THREADS // 32
 NOBODY = 2**31 - 1
 
 
-def argmax(logits, *, out=None):
+def top_k(logits, k, cap=None, *, out=None):
     T, V = logits.shape
-    new, launch = device.current().empty, device.current().launch
-    out = new((T,), np.int32) if out is None else out
-    n_pieces = -(-V // PIECE)
-    values, ids = new((T, n_pieces), np.float32), new((T, n_pieces), np.int32)
-    launch(PIECES, (n_pieces, T), THREADS, logits, values, ids)
-    launch(WHOLE, T, THREADS, values, ids, out)
-    return out
+    if not 1 <= k <= MAX_K:
+        raise ValueError(f"top_k: k = {k}, expected 1 to {MAX_K}. Take the whole row for more")
+    new, launch, n = device.current().empty, device.current().launch, V
+    kernel, next_kernel, how_many = TOP_OF_LOGITS, TOP_OF_PAIRS, (np.int32(k),)
+    if k == 1:
+        kernel, next_kernel, how_many = BEST_OF_LOGITS, BEST_OF_PAIRS, ()
+    source = logits, np.float32(0 if cap is None else cap)
+    while True:
+        pieces = -(-n // PIECE)
+        is_last = pieces == 1
+        values, ids = (
+            (new((T, pieces * k), d) for d in (np.float32, np.int32)) if out is None or not is_last else out
+        )
+        launch(kernel, (pieces, T), THREADS, *source, *how_many, values, ids)
+        if is_last:
+            return values, ids
+        kernel, source, n = next_kernel, (values, ids), pieces * k
 
 
 @cuda.jit(device=True)
@@ -64,51 +75,38 @@ def _best_of_block(value, v, values, ids):
     return value, v
 
 
-def _pieces_kernel(logits, values, ids):
+def _best_of_logits_kernel(logits, cap, values, ids):
     warp_values, warp_ids = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
     t, start, V = cuda.blockIdx.y, cuda.blockIdx.x * PIECE, logits.shape[1]
     best, best_id = float32(-np.inf), int32(NOBODY)
     for v in range(start + cuda.threadIdx.x, min(V, start + PIECE), THREADS):
-        if is_better(logits[t, v], v, best, best_id):
-            best, best_id = logits[t, v], int32(v)
+        x = logits[t, v]
+        if cap > float32(0):
+            x = softcap_of(x, cap)
+        if not abs(x) < float32(np.inf):
+            x = float32(np.nan)
+        if is_better(x, v, best, best_id):
+            best, best_id = x, int32(v)
     best, best_id = _best_of_block(best, best_id, warp_values, warp_ids)
     if cuda.threadIdx.x == 0:
         values[t, cuda.blockIdx.x], ids[t, cuda.blockIdx.x] = best, best_id
 
 
-def _whole_kernel(values, ids, out):
+def _best_of_pairs_kernel(pairs, of, values, ids):
     warp_values, warp_ids = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, int32)
-    t = cuda.blockIdx.x
+    t, start, n = cuda.blockIdx.y, cuda.blockIdx.x * PIECE, pairs.shape[1]
     best, best_id = float32(-np.inf), int32(NOBODY)
-    for i in range(cuda.threadIdx.x, values.shape[1], THREADS):
-        if is_better(values[t, i], ids[t, i], best, best_id):
-            best, best_id = values[t, i], ids[t, i]
+    for i in range(start + cuda.threadIdx.x, min(n, start + PIECE), THREADS):
+        if is_better(pairs[t, i], of[t, i], best, best_id):
+            best, best_id = pairs[t, i], of[t, i]
     best, best_id = _best_of_block(best, best_id, warp_values, warp_ids)
     if cuda.threadIdx.x == 0:
-        out[t] = best_id
+        values[t, cuda.blockIdx.x], ids[t, cuda.blockIdx.x] = best, best_id
 
 
 PER_THREAD = PIECE // THREADS
 COUNTS = 2 * WARPS
 NOTHING, BROKEN = -(2**31), 2**31 - 1  # keys of no number, and of one that is not finite
-
-
-def top_k(logits, k, cap=None, *, out=None):
-    T, V = logits.shape
-    if not 1 <= k <= MAX_K:
-        raise ValueError(f"top_k: k = {k}, expected 1 to {MAX_K}. Take the whole row for more")
-    new, launch, n = device.current().empty, device.current().launch, V
-    kernel, source = TOP_OF_LOGITS, (logits, np.float32(0 if cap is None else cap))
-    while True:
-        pieces = -(-n // PIECE)
-        is_last = pieces == 1
-        values, ids = (
-            (new((T, pieces * k), d) for d in (np.float32, np.int32)) if out is None or not is_last else out
-        )
-        launch(kernel, (pieces, T), THREADS, *source, np.int32(k), values, ids)
-        if is_last:
-            return values, ids
-        kernel, source, n = TOP_OF_PAIRS, (values, ids), pieces * k
 
 
 @cuda.jit(device=True)
@@ -247,20 +245,14 @@ def _top_of_pairs_kernel(pairs, of, k, values, ids):
     _keep_largest(keys, vs, k, best_keys, best_ids, counts, values[t], ids[t], cuda.blockIdx.x * k)
 
 
-PIECES = Kernel(
-    _pieces_kernel,
-    (float32[:, ::1], float32[:, ::1], int32[:, ::1]),
-    ("SHFL",),
-    name="argmax_pieces",
-    writes=("values", "ids"),
-)
-WHOLE = Kernel(_whole_kernel, (float32[:, ::1], int32[:, ::1], int32[::1]), ("SHFL",), name="argmax_whole")
 _PAIRS = (float32[:, ::1], int32[:, ::1])
+_LOGITS = (float32[:, ::1], float32)
+BEST_OF_LOGITS, BEST_OF_PAIRS = (
+    Kernel(function, (*source, *_PAIRS), ("SHFL",), writes=("values", "ids"))
+    for function, source in ((_best_of_logits_kernel, _LOGITS), (_best_of_pairs_kernel, _PAIRS))
+)
 TOP_OF_LOGITS, TOP_OF_PAIRS = (
     Kernel(function, (*source, int32, *_PAIRS), ("SHFL",), registers=96, writes=("values", "ids"))
-    for function, source in (
-        (_top_of_logits_kernel, (float32[:, ::1], float32)),
-        (_top_of_pairs_kernel, _PAIRS),
-    )
+    for function, source in ((_top_of_logits_kernel, _LOGITS), (_top_of_pairs_kernel, _PAIRS))
 )
-KERNELS = (PIECES, WHOLE, TOP_OF_LOGITS, TOP_OF_PAIRS)
+KERNELS = (BEST_OF_LOGITS, BEST_OF_PAIRS, TOP_OF_LOGITS, TOP_OF_PAIRS)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fastpath import arrays
 from fastpath.engine.request import Reason, Record
 from fastpath.lanes import Lanes, rows_not_finite
+from fastpath.largest import Largest, class_of, draw, wanted
 from refimpl.batch import Batch, LogitRows, SoftTokens, make_batch
 from refimpl.frontend.sampling import Logprob, logprob_of, prompt_logprobs, sample
 
@@ -53,25 +55,43 @@ def batch_of(who: Who) -> Batch:
     return make_batch(pieces, soft)
 
 
-def outcomes_of(who: Who, logits: np.ndarray, lanes: Lanes) -> list[Outcome]:
-    """logits f32[M, V]: of those who `batch_of` says it of, in their order. Changes nothing."""
+def largest_of(who: Who, lanes: Lanes) -> int | None:
+    """How many of a row's largest logits everybody's choice can be made of; None: the rows have to come.
+
+    Where ops compute in memory of the host, rows cost nothing.
+    """
+    drawn = [record for record, n in who if n == record.task.pending]
+    if not arrays.is_elsewhere(lanes.ops) or not drawn or any(_wants_rows(record) for record, _ in who):
+        return None
     suppress = lanes.model.tokenizer.suppress_ids
-    broken = rows_not_finite(logits)
-    outcomes, row = [], 0
+    ks = [k for record in drawn if (k := wanted(record.request.params, record.ids, suppress)) is not None]
+    return class_of(max(ks)) if len(ks) == len(drawn) else None
+
+
+def _wants_rows(record: Record) -> bool:
+    request = record.request
+    is_told = request.want_logits or request.n_logprobs is not None
+    return is_told or record.wants_prompt_rows or request.constraint is not None
+
+
+def outcomes_of(who: Who, rows: np.ndarray | Largest, lanes: Lanes) -> list[Outcome]:
+    """rows f32[M, V], or their largest: of whom `batch_of` says, in its order. Changes nothing."""
+    suppress = lanes.model.tokenizer.suppress_ids
+    broken = rows.not_finite() if isinstance(rows, Largest) else rows_not_finite(rows)
+    outcomes, end = [], 0
     for record, n in who:
         task, n_known = record.task, len(record.ids)
-        n_rows = n if record.wants_prompt_rows else int(n == task.pending)
-        rows, row = logits[row : row + n_rows], row + n_rows
-        if any(row - n_rows <= k < row for k in broken):
+        start, end = end, end + (n if record.wants_prompt_rows else int(n == task.pending))
+        if any(start <= row < end for row in broken):
             error: Exception = lanes.not_finite(record.ids, record.soft)
             outcomes.append(Outcome(record, task.n_done, n_known, reason="error", error=error))
             continue
         if n == task.pending:
-            made = _drawn(record, rows[-1], suppress)
+            made = _drawn(record, rows[end - 1], suppress)
         else:
             made = Outcome(record, task.n_done + n, n_known)
-        if record.wants_prompt_rows:
-            made = replace(made, n_first=task.n_done, read=_read(record, n, rows))
+        if record.wants_prompt_rows and isinstance(rows, np.ndarray):
+            made = replace(made, n_first=task.n_done, read=_read(record, n, rows[start:end]))
         outcomes.append(made)
     return outcomes
 
@@ -83,21 +103,27 @@ def _read(record: Record, n: int, rows: np.ndarray) -> Sequence[Logprob | None]:
     return prompt_logprobs(rows[: len(ids)], ids, record.request.n_prompt_logprobs or 0)
 
 
-def _drawn(record: Record, logits: np.ndarray, suppress: tuple[int, ...]) -> Outcome:
+def _drawn(record: Record, row: np.ndarray | Largest, suppress: tuple[int, ...]) -> Outcome:
     """All ids of a request are in the cache, and these are the logits after the last."""
     n, request = len(record.ids), record.request
     if request.max_tokens == 0:
         return Outcome(record, n, n, reason="length")
     try:
         with np.errstate(all="ignore"):  # extreme temperatures and penalties make infinities on the way
-            token = sample(logits, request.params, record.ids, n, suppress, request.constraint)
+            if isinstance(row, Largest):
+                token = draw(row, request.params, record.ids, n, suppress)
+            else:
+                token = sample(row, request.params, record.ids, n, suppress, request.constraint)
     except Exception as error:  # whatever it is, it is this request's: the others go on
         return Outcome(record, n, n, reason="error", error=error)
     if token in record.stop_ids:
         return Outcome(record, n, n, reason="stop")
-    wanted = logits.copy() if request.want_logits else None
-    likely = None if request.n_logprobs is None else logprob_of(logits, token, request.n_logprobs)
-    return Outcome(record, n, n, token, wanted, likely, "length" if n + 1 == record.task.most else None)
+    reason: Reason | None = "length" if n + 1 == record.task.most else None
+    if isinstance(row, Largest):  # nobody wants more of it
+        return Outcome(record, n, n, token, reason=reason)
+    logits = row.copy() if request.want_logits else None
+    likely = None if request.n_logprobs is None else logprob_of(row, token, request.n_logprobs)
+    return Outcome(record, n, n, token, logits, likely, reason)
 
 
 def accepted(made: Outcome) -> Outcome:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fastpath.engine.call import Outcome, accepted, batch_of, outcomes_of
+from fastpath.engine.call import Outcome, accepted, batch_of, largest_of, outcomes_of
 from fastpath.engine.checks import check_pages, check_request
 from fastpath.engine.request import (
     Event,
@@ -263,8 +263,10 @@ class Engine:
         who = [(self._live[task.id], n) for task, n in plan.parts]
         self._in_books = False
         if who:
-            logits = self.lanes.forward(batch_of(who))  # an interrupt here costs this call and nothing else
-            self._made = outcomes_of(who, logits, self.lanes)
+            batch, k = batch_of(who), largest_of(who, self.lanes)
+            # an interrupt here costs this call and nothing else
+            rows = self.lanes.forward(batch) if k is None else self.lanes.largest(batch, k)
+            self._made = outcomes_of(who, rows, self.lanes)
             self._in_books = True
             self._write_down(self._made, began)
             self._made = ()

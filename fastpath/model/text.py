@@ -6,19 +6,31 @@ from typing import Any
 import numpy as np
 
 from fastpath import arrays
+from fastpath.largest import Largest
 from fastpath.model.block import Pass, Trace, block, ignore
 from refimpl.batch import check_soft
 
 
-def forward(ops, config, weights, cache, batch, *, activations: str = "int8", trace: Trace | None = None):
+def forward(
+    ops,
+    config,
+    weights,
+    cache,
+    batch,
+    *,
+    activations: str = "int8",
+    trace: Trace | None = None,
+    k: int | None = None,
+):
     """One call for a prompt, a chunk, a decoded token, or several sequences of any of these.
 
     Shapes:
         batch    T tokens, each with its position and its cache lane; M rows whose logits are wanted
         trace    called with every intermediate, all rows, in the order of computation; arrays are the op
                  table's (arrays.on_host)
+        k        how many of a row's largest logits are wanted; None: all of them, in their order
     Returns:
-        f[M, V] logits, soft-capped, on the host
+        f[M, V] logits, soft-capped, on the host; with a k, Largest of as many
 
     Notes:
         The last layers of the small models write no keys, so nobody reads their output but the head: without
@@ -57,9 +69,10 @@ def forward(ops, config, weights, cache, batch, *, activations: str = "int8", tr
         mine = None if of_layers is None else of_layers[layer.index]
         x = block(run, layer, w, pages.of(layer.kv_from), ropes[id(layer.rope)], mine, x)
     if len(rows) == 0:
-        return np.empty((0, config.vocab_size), cache.dtype)
+        none = np.empty((0, config.vocab_size), cache.dtype)
+        return none if k is None else Largest(none[:, :k], np.empty((0, k), np.int32))
     is_whole = np.array_equal(rows, np.arange(len(x)))
-    return place.get(_head(run, config, weights, x if is_whole else ops.get_rows(x, rows)))
+    return _head(run, place, config, weights, x if is_whole else ops.get_rows(x, rows), k)
 
 
 def _tokens(place, batch, both_ways: bool, rows=slice(None)) -> dict[str, Any]:
@@ -112,12 +125,16 @@ def _by_layer(ops, per_layer, rows=None):
     return ops.swap_axes(per_layer if rows is None else ops.get_rows(per_layer, rows))
 
 
-def _head(run: Pass, config, weights, x):
-    """f[M, D] -> f[M, V]: only these rows meet the vocabulary."""
+def _head(run: Pass, place, config, weights, x, k: int | None):
+    """f[M, D] -> what `forward` returns: only these rows meet the vocabulary."""
     x = run.norm(x, weights.output_norm)
     run.trace("result_norm", x)
     logits = run.linear(x, weights.output)
+    if k is not None:
+        values, ids = run.ops.top_k(logits, k, config.softcap)
+        run.trace("result_output", values)
+        return Largest(place.get(values), place.get(ids))
     if config.softcap is not None:
         logits = run.ops.softcap(logits, config.softcap)
     run.trace("result_output", logits)
-    return logits
+    return place.get(logits)

@@ -20,12 +20,11 @@ from refimpl.ops.moe import expert_sum, route
 from refimpl.ops.norm import layer_norm, rms_norm
 from refimpl.ops.rotary import rope, rope_table
 from refimpl.ops.rows import get_rows, set_rows, swap_axes
-from refimpl.ops.sampling import argmax, top_k
+from refimpl.ops.sampling import top_k
 
 __all__ = [
     "add",
     "add_bias",
-    "argmax",
     "attention",
     "causal_conv",
     "clip",

@@ -1,22 +1,11 @@
 """What a choice of tokens needs of a row of logits: its largest ones.
 
-They are ops so that a device hands over a few numbers, and not a row of 262,144.
+This is an op so that a device hands over a few numbers, and not a row of 262,144.
 """
 
 import numpy as np
 
 from refimpl.ops.activation import softcap
-
-
-def argmax(logits):
-    """The largest logit of each row, of equal ones the first; where there is a NaN, the first of these.
-
-    Shapes:
-        logits  f[T, V]
-    Returns:
-        i32[T]
-    """
-    return np.argmax(logits, axis=-1).astype(np.int32)
 
 
 def top_k(logits, k, cap=None):
@@ -31,7 +20,8 @@ def top_k(logits, k, cap=None):
         (f[T, k] logits, i32[T, k] ids); of V < k: -inf and id -1 behind the last one
 
     Notes:
-        These are the tokens that frontend.sampling draws from under `top_k`, in its order.
+        These are the tokens that frontend.sampling draws from under `top_k`, in its order; the first is the
+        greedy one.
         What is not finite comes before everything, as NaN, lower ids first: a row is sound if its first
         number is.
     """

@@ -22,10 +22,6 @@ FORMAT_OF = {name.lower(): FORMATS[name] for name in layout.CODINGS}
 STEPS = {
     "attention_join": "attention_part_f16_f16",
     "attention_relative": "relative_attention",
-    "argmax_pieces": "argmax",
-    "argmax_whole": "argmax",
-    "top_of_logits": "top_k",
-    "top_of_pairs": "top_k",
     "spread": "float_f16",
     "round_32": "linear_q4_0",
     "round_256": "linear_q4_k",
@@ -64,6 +60,9 @@ def proof_of(name):
         return "linear", product(FORMAT_OF[rest], many if kind == "many" else few, how), OF_VARIANTS
     if kind == "embed":
         return "embed", rows_of(FORMAT_OF[rest]), OF_VARIANTS
+    if kind in ("best", "top"):
+        ks, Vs = (1,) if kind == "best" else (2, 17, 64, 256), (1, 5, 255, 4097, 9001)
+        return "top_k", strategies.top_k(ks, Vs[3:] if rest == "of_pairs" else Vs), EXAMPLES
     for op, start in (("attention", "attention_part_"), ("write_kv", "write_kv_")):
         for types in strategies.KV_TYPES.elements:
             if name == f"{start}{types}_{types}":

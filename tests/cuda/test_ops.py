@@ -13,14 +13,15 @@ def _in_float64(case):
     return {name: x.astype(np.float64) if isinstance(x, np.ndarray) else x for name, x in case.items()}
 
 
+@pytest.mark.parametrize("k", [1, 64])
 @pytest.mark.parametrize("V", [300, 4097])
-def test_capped_as_they_are_sorted(V):
+def test_capped_as_they_are_sorted(V, k):
     """The cap within top_k is that of softcap, equal numbers that it makes included."""
     rng = np.random.default_rng(V)
     logits = strategies.normal(rng, 2, V, scale=300)
     with device.use(EXECUTORS["ir"]):
         capped = ops.softcap(logits, 30.0)
-        for got, want in zip(ops.top_k(logits, 64, 30.0), refimpl.ops.top_k(capped, 64), strict=True):
+        for got, want in zip(ops.top_k(logits, k, 30.0), refimpl.ops.top_k(capped, k), strict=True):
             np.testing.assert_array_equal(got, want)
     assert len(np.unique(capped[0])) < V
 
@@ -33,7 +34,6 @@ def test_a_vocabulary():
         for k in (1, 256):
             for got, want in zip(ops.top_k(logits, k), refimpl.ops.top_k(logits, k), strict=True):
                 np.testing.assert_array_equal(got, want)
-        assert ops.argmax(logits) == [9999]
         with pytest.raises(ValueError, match="top_k: k = 257, expected 1 to 256"):
             ops.top_k(logits, 257)
 
