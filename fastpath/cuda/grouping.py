@@ -11,6 +11,7 @@ from numba import cuda, int32, uint32
 
 from fastpath.cuda import device
 from fastpath.cuda.kernel import Kernel
+from fastpath.cuda.warp import WHOLE_WARP
 
 TOKENS = 8
 SLOT = 1 + TOKENS
@@ -74,6 +75,25 @@ def _row(slots, share, y, k):
 @cuda.jit(device=True)
 def _row_of(entry, share):
     return entry if share == 1 else int32(uint32(entry) // uint32(share))
+
+
+@cuda.jit(device=True)
+def entry_of_lane(slots, share, n_rows, y):
+    """(matrix, number of rows, a row of x, the row of the result) of block y, for a whole warp; see above.
+
+    Of every 8 lanes side by side lane k has row k, or the first one where there is none.
+    """
+    k = int32(cuda.threadIdx.x & (TOKENS - 1))
+    if share == 0:
+        first = int32(y * TOKENS)
+        n = int32(min(TOKENS, n_rows - first))
+        row = int32(first + (k if k < n else int32(0)))
+        return int32(0), n, row, row
+    entry = slots[y, 1 + k]
+    n = int32(cuda.popc(cuda.ballot_sync(WHOLE_WARP, entry >= 0)) >> 2)
+    if entry < 0:
+        entry = slots[y, 1]
+    return slots[y, 0], n, _row_of(entry, share), entry
 
 
 @cuda.jit(device=True)

@@ -61,14 +61,18 @@ def address_of(typingctx, array, index):
     return signature(types.int64, array, types.int64), codegen
 
 
-@intrinsic
-def wide_product(typingctx, x, y):
-    """Of two int32, with all of its bits."""
+def piece_of(n_bytes):
+    """(array, i) -> the address of its piece i of so many bytes; i counts without a sign, to 2^32."""
 
-    def codegen(context, builder, sig, args):
-        return builder.mul(*(builder.sext(arg, I64) for arg in args))
+    @intrinsic
+    def function(typingctx, array, i):
+        def codegen(context, builder, sig, args):
+            start = _global(context, builder, sig.args[0], args[0], ir.Constant(I64, 0))
+            return builder.add(start, builder.mul(builder.zext(args[1], I64), ir.Constant(I64, n_bytes)))
 
-    return signature(types.int64, types.int32, types.int32), codegen
+        return signature(types.int64, array, types.int32), codegen
+
+    return function
 
 
 def _shared(context, builder, kind, array, index):
@@ -164,6 +168,16 @@ exp2_approx = _unary("ex2.approx.ftz.f32", types.float32, types.float32)  # 2 un
 tanh_approx = _unary("tanh.approx.f32", types.float32, types.float32)  # relative error 2^-11
 pack_bf16 = _binary("cvt.rn.bf16x2.f32", types.int32, types.float32)  # x in the upper half, y in the lower
 pack_f16 = _binary("cvt.rn.f16x2.f32", types.int32, types.float32)
+
+
+@intrinsic
+def wide_mad(typingctx, x, y, z):
+    """x * y + z for int32 x and y, and int64 z."""
+
+    def codegen(context, builder, sig, args):
+        return _emit(builder, "mad.wide.s32 $0, $1, $2, $3;", [I64], args)[0]
+
+    return signature(types.int64, types.int32, types.int32, types.int64), codegen
 
 
 @intrinsic
@@ -356,7 +370,7 @@ def zeros_of(n):
 
 @intrinsic
 def of_lane_in_8(typingctx, x, lane):
-    """The float32 that lane 0 to 7 has, of every 8 lanes side by side; all 32 meet here."""
+    """The float32 or int32 that lane 0 to 7 has, of every 8 lanes side by side; all 32 meet here."""
 
     def codegen(context, builder, sig, args):
         kind = ir.FunctionType(ir.LiteralStructType((I32, ir.IntType(1))), [I32] * 5)
@@ -364,9 +378,9 @@ def of_lane_in_8(typingctx, x, lane):
         segments = (32 - 8) << 8 | 31
         mask, idx, clamp = (ir.Constant(I32, number) for number in (-1, 0, segments))
         found = builder.call(shuffle, (mask, idx, builder.bitcast(args[0], I32), args[1], clamp))
-        return builder.bitcast(builder.extract_value(found, 0), F32)
+        return builder.bitcast(builder.extract_value(found, 0), TYPE[x])
 
-    return signature(types.float32, types.float32, types.int32), codegen
+    return signature(x, x, types.int32), codegen
 
 
 # -- asynchronous copies from global to shared memory

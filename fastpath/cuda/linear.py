@@ -16,13 +16,12 @@ not, and where columns are padded, fma adds 0 * 0, which changes nothing (a sum 
 """
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint16
+from numba import cuda, float32, int32, uint16
 
 from fastpath.cuda import device, linear_float, linear_many
-from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entries_of, entry_of, no_slots, slots_of
+from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entry_of_lane, no_slots, slots_of
 from fastpath.cuda.intrinsics import (
     add32,
-    address_of,
     as_f32,
     dp4a_s8,
     fma_rn,
@@ -30,8 +29,9 @@ from fastpath.cuda.intrinsics import (
     mul32,
     mul_rn,
     of_lane_in_8,
+    piece_of,
     sar32,
-    wide_product,
+    shr32,
 )
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, ROWS, UNITS, on_device
@@ -150,17 +150,17 @@ def _terms_32(coding):
         return float32(sar32(total, shift) if shift else total)
 
     @cuda.jit(device=True)
-    def plain(codes, d, q_at, scale_at, sums_at):
-        dots, x = _dots(codes, _load_q(q_at)), _load_four(scale_at)
+    def plain(codes, d, at):
+        dots, x = _dots(codes, _load_q(at[0])), _load_four(at[1])
         return (
             number(dots[0]), mul_rn(d[0], as_f32(x[0])), number(dots[1]), mul_rn(d[1], as_f32(x[1])),
             number(dots[2]), mul_rn(d[2], as_f32(x[2])), number(dots[3]), mul_rn(d[3], as_f32(x[3])),
         )  # fmt: skip
 
     @cuda.jit(device=True)
-    def with_minima(codes, d, q_at, scale_at, sums_at):
-        a, b, c, e, f, g, h, i = plain(codes, d, q_at, scale_at, sums_at)
-        s, x = _by_pairs(_load_sums(sums_at)), _load_four(scale_at)
+    def with_minima(codes, d, at):
+        a, b, c, e, f, g, h, i = plain(codes, d, at)
+        s, x = _by_pairs(_load_sums(at[2])), _load_four(at[1])
         return (
             a, b, float32(s[0]), mul_rn(d[4], as_f32(x[0])), c, e, float32(s[1]), mul_rn(d[5], as_f32(x[1])),
             f, g, float32(s[2]), mul_rn(d[6], as_f32(x[2])), h, i, float32(s[3]), mul_rn(d[7], as_f32(x[3])),
@@ -182,34 +182,34 @@ def _terms_256(coding):
     if is_16:
 
         @cuda.jit(device=True)
-        def total_of(codes, sc, q_at):
-            return _eight_products(sc, _dots_of_16(codes, _load_q(q_at)))
+        def total_of(codes, sc, at):
+            return _eight_products(sc, _dots_of_16(codes, _load_q(at[0])))
 
         @cuda.jit(device=True)
-        def minima_of(sc, sums_at):
-            return _eight_products(sc[8:], _load_sums(sums_at))
+        def minima_of(sc, at):
+            return _eight_products(sc[8:], _load_sums(at[2]))
 
     else:
 
         @cuda.jit(device=True)
-        def total_of(codes, sc, q_at):
-            return _four_products(sc, _dots(codes, _load_q(q_at)))
+        def total_of(codes, sc, at):
+            return _four_products(sc, _dots(codes, _load_q(at[0])))
 
         @cuda.jit(device=True)
-        def minima_of(sc, sums_at):
-            return _four_products(sc[4:], _by_pairs(_load_sums(sums_at)))
+        def minima_of(sc, at):
+            return _four_products(sc[4:], _by_pairs(_load_sums(at[2])))
 
     @cuda.jit(device=True)
-    def plain(codes, scales, q_at, scale_at, sums_at):
+    def plain(codes, scales, at):
         sc, d = scales
-        total = _of_both(total_of(codes, sc, q_at))
-        return float32(sar32(total, shift) if shift else total), mul_rn(d[0], as_f32(_load_one(scale_at)[0]))
+        total = _of_both(total_of(codes, sc, at))
+        return float32(sar32(total, shift) if shift else total), mul_rn(d[0], as_f32(_load_one(at[1])[0]))
 
     @cuda.jit(device=True)
-    def with_minima(codes, scales, q_at, scale_at, sums_at):
+    def with_minima(codes, scales, at):
         sc, d = scales
-        total, minima = _of_both(total_of(codes, sc, q_at)), _of_both(minima_of(sc, sums_at))
-        x = as_f32(_load_one(scale_at)[0])
+        total, minima = _of_both(total_of(codes, sc, at)), _of_both(minima_of(sc, at))
+        x = as_f32(_load_one(at[1])[0])
         return float32(total), mul_rn(d[0], x), float32(minima), mul_rn(d[1], -x)
 
     return with_minima if coding.has_minimum else plain
@@ -237,7 +237,7 @@ def _adder(pairs):
 
 
 def _chains(pairs, apart):
-    """(acc of a token, its terms of this lane, ...) -> acc behind all 8 lanes, for 1, 2 and 4 tokens.
+    """(acc of a token, its terms of this lane, ...) -> acc behind all 8 lanes, for one and for two tokens.
 
     apart: lanes from one with terms of its own to the next
     """
@@ -255,74 +255,57 @@ def _chains(pairs, apart):
             a, b = of_lane_in_8(add(a, s), i), of_lane_in_8(add(b, t), i)
         return a, b
 
-    @cuda.jit(device=True)
-    def four(a, s, b, t, c, v, d, w):
-        for i in range(0, UNITS, apart):
-            a, b = of_lane_in_8(add(a, s), i), of_lane_in_8(add(b, t), i)
-            c, d = of_lane_in_8(add(c, v), i), of_lane_in_8(add(d, w), i)
-        return a, b, c, d
-
-    return one, two, four
+    return one, two
 
 
 def _step(coding):
-    """A step for up to 8 tokens: (n, their rows, their sums, codes, scales, places, widths) -> sums.
+    """A step for n tokens: (n, row of this lane's token, its sum, codes, scales, x, first unit, unit) -> sum.
 
-    Terms of four tokens, or of two where these are many, wait for their turn in registers.
+    Lane k has the row and the sum of token k, of which it takes care alone.  Two tokens are under way at a
+    time: each waits for its chain most of the time.
     """
     pairs = (2 if coding.has_minimum else 1) * (1 if coding.is_256 else 4)
     terms_of = _terms_256(coding) if coding.is_256 else _terms_32(coding)
-    one, two, four = _chains(pairs, 2 if coding.is_256 else 1)
+    (one, two), places = _chains(pairs, 2 if coding.is_256 else 1), _places(coding)
 
     @cuda.jit(device=True)
-    def terms(r, codes, scales, at, wide):
-        return terms_of(
-            codes, scales, at[0] + wide_product(r, wide[0]), at[1] + wide_product(r, wide[1]),
-            at[2] + wide_product(r, wide[2]),
-        )  # fmt: skip
+    def terms(k, row, codes, scales, x, first, u):
+        return terms_of(codes, scales, places(x, of_lane_in_8(row, k), first, u))
 
     @cuda.jit(device=True)
-    def of_two(n, r0, r1, a, b, codes, scales, at, wide):
-        s = terms(r0, codes, scales, at, wide)
-        if n == 1:
-            a = one(a, s)
-        else:
-            a, b = two(a, s, b, terms(r1, codes, scales, at, wide))
-        return a, b
+    def step(n, row, acc, codes, scales, x, first, u):
+        k, mine = int32(0), int32(cuda.threadIdx.x & 7)
+        while k + 1 < n:
+            next = int32(k + 1)
+            s, t = terms(k, row, codes, scales, x, first, u), terms(next, row, codes, scales, x, first, u)
+            a, b = two(of_lane_in_8(acc, k), s, of_lane_in_8(acc, next), t)
+            acc = a if mine == k else b if mine == next else acc
+            k = int32(k + 2)
+        if k < n:
+            a = one(of_lane_in_8(acc, k), terms(k, row, codes, scales, x, first, u))
+            acc = a if mine == k else acc
+        return acc
+
+    return step
+
+
+def _places(coding):
+    """(activations, row, first unit of a step, the lane's in it) -> addresses in q, scale and sums."""
+    q_piece, sums_piece = piece_of(16), piece_of(32)
+    scale_piece, shift = (piece_of(4), 1) if coding.is_256 else (piece_of(16), 0)
 
     @cuda.jit(device=True)
-    def of_four(n, r0, r1, r2, r3, a, b, c, d, codes, scales, at, wide):
-        s = terms(r0, codes, scales, at, wide)
-        if n == 1:
-            return one(a, s), b, c, d
-        t = terms(r1, codes, scales, at, wide)
-        if n == 2:
-            a, b = two(a, s, b, t)
-            return a, b, c, d
-        v, w = terms(r2, codes, scales, at, wide), terms(r3, codes, scales, at, wide)
-        return four(a, s, b, t, c, v, d, w)
+    def places(x, row, first, u):
+        q, scale, sums, n_units, n_pieces = x
+        unit = add32(mul32(row, n_units), add32(first, u))
+        piece = add32(mul32(row, n_pieces), add32(mul32(first, int32(UNITS)), u))
+        return (
+            q_piece(q, piece),
+            scale_piece(scale, shr32(unit, shift) if shift else unit),
+            sums_piece(sums, unit),
+        )
 
-    @cuda.jit(device=True)
-    def by_twos(n, r, acc, codes, scales, at, wide):
-        a, b, c, d, e, f, g, h = acc
-        a, b = of_two(n, r[0], r[1], a, b, codes, scales, at, wide)
-        if n > 2:
-            c, d = of_two(n - 2, r[2], r[3], c, d, codes, scales, at, wide)
-            if n > 4:
-                e, f = of_two(n - 4, r[4], r[5], e, f, codes, scales, at, wide)
-                if n > 6:
-                    g, h = of_two(n - 6, r[6], r[7], g, h, codes, scales, at, wide)
-        return a, b, c, d, e, f, g, h
-
-    @cuda.jit(device=True)
-    def by_fours(n, r, acc, codes, scales, at, wide):
-        a, b, c, d, e, f, g, h = acc
-        a, b, c, d = of_four(n, r[0], r[1], r[2], r[3], a, b, c, d, codes, scales, at, wide)
-        if n > 4:
-            e, f, g, h = of_four(n - 4, r[4], r[5], r[6], r[7], e, f, g, h, codes, scales, at, wide)
-        return a, b, c, d, e, f, g, h
-
-    return by_twos if pairs > 4 or coding.low_bits == 8 else by_fours
+    return places
 
 
 def _scales(coding):
@@ -338,99 +321,52 @@ def _scales(coding):
     return both
 
 
-def _places(coding):
-    """Of a lane in activations, and bytes from one of their rows to the next.
-
-    begin  (q, scale, sums, unit) -> ((address in q, scale, sums), (bytes of their rows))
-    near   (places, units that are left, unit) -> places of the last unit, where a lane's own is not there
-    on     (places) -> those of the next step
-    """
-    of_scales, shift = (4, 1) if coding.is_256 else (16, 0)  # bytes, for so many units
-
-    @cuda.jit(device=True)
-    def begin(q, scale, sums, u):
-        places = (
-            address_of(q, 0) + u * 16, address_of(scale, 0) + (u >> shift) * of_scales,
-            address_of(sums, 0) + u * 32,
-        )  # fmt: skip
-        return places, (int32(q.shape[1] * 4), int32(scale.shape[1] * 4), int32(sums.shape[1] * 4))
-
-    @cuda.jit(device=True)
-    def near(places, left, u):
-        last = min(u, int32(left - 1))
-        return (
-            places[0] - (u - last) * 16, places[1] - ((u >> shift) - (last >> shift)) * of_scales,
-            places[2] - (u - last) * 32,
-        )  # fmt: skip
-
-    @cuda.jit(device=True)
-    def on(places):
-        return (
-            places[0] + UNITS * 128, places[1] + (UNITS >> shift) * of_scales, places[2] + UNITS * 32
-        )  # fmt: skip
-
-    return begin, near, on
-
-
-@cuda.jit(device=True)
-def _of_token(acc, k):
-    """acc[k] of eight."""
-    a, b, c, d, e, f, g, h = acc
-    if k & 1:
-        a, c, e, g = b, d, f, h
-    if k & 2:
-        a, e = c, g
-    return e if k & 4 else a
-
-
 def _tile(coding, ready):
     """ready: what has to be called before anything is read that an earlier kernel wrote."""
-    weights, (begin, near, on) = loads_of(coding), _places(coding)
-    weights_begin, weights_load, weights_on = weights.begin, weights.load, weights.on
+    load = loads_of(coding).load
     codes_of_unit, scales, step = codes_of(coding).of_unit, _scales(coding), _step(coding)
-    is_256, is_far = coding.is_256, coding.low_bits < 8
+    is_256, is_kept = coding.is_256, coding.low_bits == 8
+
+    @cuda.jit(device=True)
+    def turn(words, planes, unit, left, first, row, u, n, r, acc, x):
+        """A step, whose words are here; then its registers wait for those of the step after the next."""
+        after, left_after = int32(unit + 2 * UNITS), int32(left - 2 * UNITS)
+        codes, numbers = codes_of_unit(words), scales(words)
+        if not is_kept:
+            words = load(planes, after, left_after, row, u)
+        acc = step(n, r, acc, codes, numbers, x, first, u if left >= UNITS else int32(min(u, left - 1)))
+        if is_kept:
+            words = load(planes, after, left_after, row, u)
+        return words, acc
 
     @cuda.jit(device=True)
     def product(tile, y, n_tiles, low, high, sub, block, q, scale, sums, slots, share, out):
         if share != 0:
             ready()
-        entries = entries_of(slots, share, out.shape[0], y)
-        matrix, n, rows = entries[0], entries[1], entries[2:]
+        matrix, n, r, entry = entry_of_lane(slots, share, out.shape[0], y)
         if matrix < 0:
             return
-        M, left = out.shape[1], int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
+        M, n_units = out.shape[1], int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
         row, u = int32(cuda.threadIdx.x >> 3 & 3), int32(cuda.threadIdx.x & 7)
         tiles, mine = int32((M + ROWS - 1) // ROWS), int32(tile * WARPS + (cuda.threadIdx.x >> 5))
-        first = int64(matrix) * tiles + min(mine, tiles - 1)
-        ahead = weights_begin(low, high, sub, block, first, left, row, u)
-        words = weights_load(ahead, left, row, u)
-        more = words
-        if is_far:
-            ahead = weights_on(ahead)
-            more = weights_load(ahead, int32(left - UNITS), row, u)
+        planes, x = (low, high, sub, block), (q, scale, sums, n_units, int32(q.shape[1] >> 2))
+        left, unit = n_units, mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
+        words = load(planes, unit, left, row, u)
+        more = load(planes, int32(unit + UNITS), int32(left - UNITS), row, u)
         if share == 0:
             ready()
         if mine >= tiles:
             return
-        places, wide = begin(q, scale, sums, u)
-        zero = float32(0)
-        acc = (zero, zero, zero, zero, zero, zero, zero, zero)
+        acc, first = float32(0), int32(0)
         while left > 0:
-            codes, numbers = codes_of_unit(words), scales(words)
-            ahead = weights_on(ahead)
-            if is_far:
-                words = more
-                more = weights_load(ahead, int32(left - 2 * UNITS), row, u)
-            else:
-                words = weights_load(ahead, int32(left - UNITS), row, u)
-            if left < UNITS:
-                places = near(places, left, u)
-            acc = step(n, rows, acc, codes, numbers, places, wide)
-            places = on(places)
-            left = int32(left - UNITS)
+            words, acc = turn(words, planes, unit, left, first, row, u, n, r, acc, x)
+            unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
+            if left > 0:
+                more, acc = turn(more, planes, unit, left, first, row, u, n, r, acc, x)
+                unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
         m = mine * ROWS + row
         if u < n and m < M:
-            out[entry_of(slots, share, u, y), m] = _of_token(acc, u)
+            out[entry, m] = acc
 
     return product
 

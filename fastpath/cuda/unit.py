@@ -13,14 +13,16 @@ from numba import cuda, int32, int64
 
 from fastpath.cuda.intrinsics import (
     WEIGHTS,
-    address_of,
+    add32,
     and32,
     and_or,
     and_xor,
     as_f32,
     f16_to_f32,
     loads_at,
+    mul32,
     permute_bytes,
+    piece_of,
     shl32,
     shr32,
     xor32,
@@ -33,17 +35,9 @@ APART = LANES * PIECE  # from one piece of a lane to its next
 
 
 class Loads(NamedTuple):
-    """Device functions.
+    """load: (planes, units before the step, those that are left, row, unit) -> words; 0 where nothing is left."""
 
-    begin  (planes, tile counted through all matrices, units of a row, row, unit) -> places
-    load   (places, units that are left, row, unit) -> words of the step that begins there; 0 where nothing is
-    on     (places) -> those of the next step
-    n_words
-    """
-
-    begin: Any
     load: Any
-    on: Any
     n_words: int
 
 
@@ -61,98 +55,83 @@ def loads_of(coding):
         full, narrow = _full_and(full, more_full), _narrow_and(narrow, more_narrow)
     n_words = 4 * (coding.low_bits + coding.high_bits) + of_sub + coding.is_256
     nothing = zeros_of(n_words)
-    low_bytes, high_bytes = (
-        coding.low_bits * PIECE * ROWS,
-        coding.high_bits * PIECE * ROWS,
-    )  # of a unit of 4 rows
-    sub_bytes, block_bytes = of_sub * 4 * ROWS, of_block * ROWS if coding.is_256 else 0
 
     @cuda.jit(device=True)
-    def begin(low, high, sub, block, tile, n_units, row, u):
-        unit, lane = int64(tile) * n_units, int64(row * UNITS + u)
-        return (
-            address_of(low, 0) + unit * low_bytes + lane * PIECE,
-            address_of(high, 0) + unit * high_bytes + lane * PIECE,
-            address_of(sub, 0) + unit * sub_bytes + lane * (sub_bytes // ROWS),
-            address_of(block, 0) + ((unit + u) >> 1) * block_bytes + row * of_block,
-        )
-
-    @cuda.jit(device=True)
-    def load(places, left, row, u):
+    def load(planes, unit, left, row, u):
         words = nothing()
         if left >= UNITS:
-            words = full(places)
+            words = full(planes, unit, row, u)
         elif u < left:
-            words = narrow(places, left, row)
+            words = narrow(planes, unit, left, row, u)
         return words
 
-    @cuda.jit(device=True)
-    def on(places):
-        return (
-            places[0] + UNITS * low_bytes,
-            places[1] + UNITS * high_bytes,
-            places[2] + UNITS * sub_bytes,
-            places[3] + UNITS // 2 * block_bytes,
-        )
-
-    return Loads(begin, load, on, n_words)
+    return Loads(load, n_words)
 
 
 def _full_and(first, second):
     @cuda.jit(device=True)
-    def both(places):
-        return first(places) + second(places)
+    def both(planes, unit, row, u):
+        return first(planes, unit, row, u) + second(planes, unit, row, u)
 
     return both
 
 
 def _narrow_and(first, second):
     @cuda.jit(device=True)
-    def both(places, left, row):
-        return first(places, left, row) + second(places, left, row)
+    def both(planes, unit, left, row, u):
+        return first(planes, unit, left, row, u) + second(planes, unit, left, row, u)
 
     return both
+
+
+@cuda.jit(device=True)
+def _piece(unit, n, row, width, u):
+    """The first piece of a lane in a plane with n of them to a unit, where `width` units lie side by side."""
+    return add32(mul32(unit, int32(ROWS * n)), add32(mul32(row, width), u))
 
 
 def _pieces(plane, n):
     """(of a whole step, of a narrow one): where a step has `left` units, their pieces lie closer."""
     load, load_apart = loads_at(f"{WEIGHTS}.v4.u32", 4, n, APART), loads_at(f"{WEIGHTS}.v4.u32", 4, n)
+    address = piece_of(PIECE)
 
     @cuda.jit(device=True)
-    def full(places):
-        return load(places[plane])
+    def full(planes, unit, row, u):
+        return load(address(planes[plane], _piece(unit, n, row, int32(UNITS), u)))
 
     @cuda.jit(device=True)
-    def narrow(places, left, row):
-        return load_apart(places[plane] - row * (UNITS - left) * PIECE, int64(left * (ROWS * PIECE)))
+    def narrow(planes, unit, left, row, u):
+        at = address(planes[plane], _piece(unit, n, row, left, u))
+        return load_apart(at, int64(left * (ROWS * PIECE)))
 
     return full, narrow
 
 
 def _sub(n):
-    load, n_bytes = loads_at(f"{WEIGHTS}.v{n}.u32", n, 1, APART), 4 * n
+    load, address = loads_at(f"{WEIGHTS}.v{n}.u32", n, 1, APART), piece_of(4 * n)
 
     @cuda.jit(device=True)
-    def full(places):
-        return load(places[2])
+    def full(planes, unit, row, u):
+        return load(address(planes[2], _piece(unit, 1, row, int32(UNITS), u)))
 
     @cuda.jit(device=True)
-    def narrow(places, left, row):
-        return load(places[2] - row * (UNITS - left) * n_bytes)
+    def narrow(planes, unit, left, row, u):
+        return load(address(planes[2], _piece(unit, 1, row, left, u)))
 
     return full, narrow
 
 
 def _block(n_bytes):
-    load = loads_at(f"{WEIGHTS}.u{8 * n_bytes}", 1, 1, APART)
+    load, address = loads_at(f"{WEIGHTS}.u{8 * n_bytes}", 1, 1, APART), piece_of(n_bytes)
 
     @cuda.jit(device=True)
-    def full(places):
-        return load(places[3])
+    def full(planes, unit, row, u):
+        block = shr32(add32(unit, u), 1)
+        return load(address(planes[3], add32(mul32(block, int32(ROWS)), row)))
 
     @cuda.jit(device=True)
-    def narrow(places, left, row):
-        return load(places[3])
+    def narrow(planes, unit, left, row, u):
+        return full(planes, unit, row, u)
 
     return full, narrow
 
@@ -218,6 +197,10 @@ def _word_of(n, m, shift, offset):
     mask, mask_high = _everywhere((1 << n) - 1 << shift), _everywhere((1 << m) - 1 << shift + n)
     top = _everywhere(0x80)
 
+    @cuda.jit(device=True)
+    def masked(word):
+        return and_or(word, mask, 0)  # not `and`: NVVM computes that again wherever its result is used
+
     def word(i):
         a, moved = i % n, _moved(shift - i // n * n)
         if m:
@@ -225,7 +208,7 @@ def _word_of(n, m, shift, offset):
 
             @cuda.jit(device=True)
             def function(low, high):
-                return and_or(moved_high(high[b]), mask_high, and32(moved(low[a]), mask))
+                return and_or(moved_high(high[b]), mask_high, masked(moved(low[a])))
 
         elif offset:
 
@@ -237,7 +220,7 @@ def _word_of(n, m, shift, offset):
 
             @cuda.jit(device=True)
             def function(low, high):
-                return and32(moved(low[a]), mask)
+                return masked(moved(low[a]))
 
         return function
 

@@ -252,7 +252,7 @@ def test_heads(kind):
             out = ops.attention(q, keys, values, table, lanes, positions, None)
             return keys, values, ops.linear(out.reshape(T, N * H), weight, "int8")
 
-        check(call, 4)
+        check(call, 3 if T <= 2 and N * H <= fuse.MOST_BEFORE else 4)
 
     some()
 
@@ -265,8 +265,10 @@ FORMAT = {"*": "Q8_0"}  # formats of one layer that take much shared memory do n
 
 
 @pytest.mark.parametrize("family", _slow_but(("e2b", "26b"), tiny.FAMILIES))
-def test_decode_step(family, tmp_path):
-    """Logits of two lanes by replay, twice, and how many launches that takes."""
+def test_decode_step(family, tmp_path, monkeypatch):
+    """Logits of two lanes by replay, twice, and how many launches that takes where only the rows of per-layer
+    embeddings are short, as in published models."""
+    monkeypatch.setattr(fuse, "MOST_BEFORE", 32)
     model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
     ids, logits = tiny.prompt(family), {}
     for replay in (False, True):
