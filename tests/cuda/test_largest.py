@@ -12,7 +12,7 @@ from fastpath.largest import MAX_K
 from refimpl.frontend.sampling import SamplingParams
 from tests import tiny
 from tests.engine.conftest import tiny_model as tiny_model
-from tests.engine.crafted import Crafted, answers, of_one_layer, requests
+from tests.engine.crafted import Crafted, answers, requests, with_layers
 from tests.gpu_on_cpu import devices, launching
 
 ONCE = devices.executor_one((launching.LOCKSTEP,))
@@ -29,7 +29,7 @@ def not_fused(monkeypatch):
 @given(asked=requests(3), seed=st.integers(0, 99), suppress=st.sampled_from([(), (2, 30)]), cap=st.booleans())
 def test_an_engine_draws_the_same(tiny_model, asked, seed, suppress, cap):
     """Against whole rows of the device: tokens, ends and faults of whatever is mixed; recorded and not."""
-    model = of_one_layer(tiny_model("12b"))
+    model = with_layers(tiny_model("12b"), 0)
     with device.use(ONCE), patch.object(model.tokenizer, "suppress_ids", suppress):
         table = Crafted(ops, model, cap)
         want, _ = answers(table, model, asked, seed, by_rows=True, replay=False, **OPTIONS)
@@ -39,7 +39,7 @@ def test_an_engine_draws_the_same(tiny_model, asked, seed, suppress, cap):
 
 def test_a_program_for_each_ending(tiny_model):
     """Of one token and of two; what is brought is as small as it can be."""
-    model = of_one_layer(tiny_model("12b"))
+    model = with_layers(tiny_model("12b"), 0)
     kinds = {}, {"temperature": 1.0, "top_k": 64, "top_p": 0.95}, {"temperature": 1.0, "top_k": 70}
     asked = [
         Request(tiny.prompt("12b")[:5], (), SamplingParams(**params), 3, frozenset()) for params in kinds

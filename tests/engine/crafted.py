@@ -51,10 +51,11 @@ class Crafted:
                 row[rng.integers(len(row))] = rng.choice(SPECIAL)
 
 
-def of_one_layer(model):
-    """The first of its layers alone: what others would compute is overwritten anyway."""
-    config = replace(model.config, layers=model.config.layers[:1])
-    return replace(model, config=config, weights=replace(model.weights, layers=model.weights.layers[:1]))
+def with_layers(model, *kept):
+    """Fewer of its layers, of which each has keys of its own."""
+    layers = tuple(replace(model.config.layers[i], index=n, kv_from=n) for n, i in enumerate(kept))
+    weights = replace(model.weights, layers=tuple(model.weights.layers[i] for i in kept))
+    return replace(model, config=replace(model.config, layers=layers), weights=weights)
 
 
 PARAMS = st.builds(
