@@ -402,7 +402,7 @@ def _tiles(nodes: Sequence[Node], made: Arguments, flow: Flow):
             wired.append(Wired(kernel, tuple(map(made.of, values, kernel.signature))))
         before = nodes[0].before
         yield Tiles(
-            tuple(wired), tuple(ends), tuple(tiles),
+            tuple(wired), tuple(ends), tuple(tiles), all(call.launch.grid[1] == 1 for call in members),
             before and _rows(before, made, flow, members[0].launch.threads, made.number),
         )  # fmt: skip
 
@@ -439,7 +439,7 @@ def _rows(node: Node, made: Arguments, flow: Flow, threads: int, number_of_block
                 numbers_of.append(made.of(value.reshape(-1), ROW))
         steps.append(Wired(call.kernel, tuple(numbers_of), tuple(inside)))
         more.append(tuple(map(made.number, step.more(call))))
-    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node))
+    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node), _is_whole(node))
 
 
 def _rows_and_columns(node: Node) -> tuple[int, int]:
