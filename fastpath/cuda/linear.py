@@ -37,11 +37,14 @@ from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, ROWS, UNITS, on_device
 from fastpath.cuda.quantize import round_activations
 from fastpath.cuda.ready import at_once, when_previous_ended
+from fastpath.cuda.tiles import tiles_of
 from fastpath.cuda.unit import blocks_of, codes_of, loads_of, scales_of
 from fastpath.cuda.warp import WHOLE_WARP
 
 WARPS = 2
-MANY = 17  # tokens from which tensor cores compute the same: fewer leave most of a tile empty
+# tokens from which tensor cores compute the same: fewer leave most of a tile empty
+MANY = 17
+MANY_OF_EXPERT = 8  # the same for entries of an expert, on average
 THREADS = 32 * WARPS
 
 
@@ -62,9 +65,12 @@ def expert_linear(x, weight, expert_ids, activations, *, out=None):
             "Raise MAX_EXPERTS in fastpath/cuda/grouping.py"
         )
     out = device.current().empty((T, A, M), np.float32) if out is None else out
-    slots = slots_of(device.put(expert_ids, np.int32), E)
-    share = A if len(x.shape) == 2 else 1
-    _multiply(x.reshape(-1, C), weight, activations, slots, share, out.reshape(-1, M))
+    ids, share = device.put(expert_ids, np.int32), A if len(x.shape) == 2 else 1
+    if T * A >= MANY_OF_EXPERT * E and activations == "int8" and not weight.coding.is_plain:
+        rounded = round_activations(x.reshape(-1, C), 256 if weight.coding.is_256 else 32)
+        linear_many.multiply_experts(weight, rounded, *tiles_of(ids, E), share, out.reshape(-1, M))
+        return out
+    _multiply(x.reshape(-1, C), weight, activations, slots_of(ids, E), share, out.reshape(-1, M))
     return out
 
 

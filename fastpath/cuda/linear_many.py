@@ -45,7 +45,7 @@ from fastpath.cuda.intrinsics import (
     xor32,
 )
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, PADDED, ROWS, UNIT, UNITS, WIDTH
+from fastpath.cuda.layout import CODINGS, PADDED, ROWS, UNIT, UNITS
 from fastpath.cuda.shared_memory import (
     afresh,
     copy_16,
@@ -115,7 +115,7 @@ def multiply_experts(weight, rounded, tiles, entries, share, out):
 
 def _launch(weight, rounded, n_tiles, tiles, entries, share, out):
     grid = -(-out.shape[1] // MANY_ROWS), n_tiles
-    arguments = rounded.q.view(np.int32), rounded.scale, rounded.sums, np.int32(weight.shape[-1] // WIDTH)
+    arguments = rounded.q.view(np.int32), rounded.scale, rounded.sums
     device.current().launch(
         PRODUCTS[weight.coding_name], grid, THREADS, *weight.planes, *arguments, np.int32(weight.n_tiles),
         tiles, entries, np.int32(share), out,
@@ -235,26 +235,16 @@ def _put_numbers(at):
     return put
 
 
-@cuda.jit(device=True)
-def _negative_zero_from(n, numbers):
-    """What sub-blocks behind the last one are multiplied with: 0 * -0 changes no sum, not even -0."""
-    nothing = int32(-0x80000000)
-    return (
-        numbers[0] if n > 0 else nothing, numbers[1] if n > 1 else nothing,
-        numbers[2] if n > 2 else nothing, numbers[3] if n > 3 else nothing,
-    )  # fmt: skip
-
-
 def _stage_scales_32(coding, places):
-    """(place, words of the unit, sub-blocks from here to the end)"""
+    """(place of the row's numbers, of its minima, 8 bytes for each unit before, words of the unit)"""
     put, put_minima = _put_numbers(places.scales[0]), _put_numbers(places.minima)
     read, has_minimum = _upper_halves if coding.scales == "e" else _halves, coding.has_minimum
 
     @cuda.jit(device=True)
-    def stage(place, row, unit, words, n):
-        put(place, _negative_zero_from(n, read(words[0], words[1])))
+    def stage(place, row, unit, words):
+        put(place, read(words[0], words[1]))
         if has_minimum:
-            put_minima(place, _negative_zero_from(n, read(words[2], words[3])))
+            put_minima(place, read(words[2], words[3]))
 
     return stage
 
@@ -268,19 +258,19 @@ def _stage_scales_256(coding, places):
         put_minima(add32(row, unit), (a, b))
 
     @cuda.jit(device=True)
-    def bytes_and_minima(place, row, unit, words, n):
+    def bytes_and_minima(place, row, unit, words):
         put(place, _bytes_of(words[0]))
         minima(row, unit, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
 
     @cuda.jit(device=True)
-    def nibbles(place, row, unit, words, n):
+    def nibbles(place, row, unit, words):
         a, b = and32(words[0], 0x0F0F0F0F), and32(words[1], 0x0F0F0F0F)
         put(place, _bytes_of(permute_bytes(a, b, 0x6420)))
         put_second(place, _bytes_of(permute_bytes(a, b, 0x7531)))
         minima(row, unit, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
 
     @cuda.jit(device=True)
-    def signed(place, row, unit, words, n):
+    def signed(place, row, unit, words):
         put(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x6420)))
         put_second(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x7531)))
 
@@ -627,7 +617,7 @@ def _product(coding):
     half_steps = PADDED // UNIT
 
     def kernel(
-        low, high, sub, block, q, scale, sums, n_sub_blocks, n_tiles, tiles, entries, share, out
+        low, high, sub, block, q, scale, sums, n_tiles, tiles, entries, share, out
     ):
         base = shared_address(cuda.shared.array(n_words, int32, alignment=16))
         thread, warp, lane = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x >> 5), int32(cuda.threadIdx.x & 31)
@@ -764,10 +754,7 @@ def _product(coding):
                         put_dmin(single_to, as_i32(-f16_to_f32(load_block(block_at + 2)[0])))
                 else:
                     put_x(single_to, _load_1(wide_mad(step, 4, block_at))[0])
-            stage_scales(
-                _first(to_scales, base), _first(to_minima, base), mul32(unit, 8), of_sub,
-                int32(n_sub_blocks - step * half_steps * 4 - 4 * unit),
-            )  # fmt: skip
+            stage_scales(_first(to_scales, base), _first(to_minima, base), mul32(unit, 8), of_sub)
             stage0(_first(to, base), words0)
             stage1(_first(to, base), words1)
             stage2(_first(to, base), words2)
@@ -843,7 +830,7 @@ def _kernel(name, coding):
     half = uint16[::1]
     signature = (
         int32[::1], int32[::1], half, half,
-        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, int32,
+        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32,
         int32[:, ::1], int32[::1], int32, float32[:, ::1],
     )  # fmt: skip
     wants = ("IMMA", "LDGSTS", "LDSM.16.M88.4", "STS.128", "FFMA")
