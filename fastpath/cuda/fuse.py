@@ -1,10 +1,11 @@
 """Fewer launches for the same bytes: fuse(launches) -> launches.
 
 A dependent launch costs a GPU about a microsecond, whatever it computes, and a decode step is a thousand
-small ones.  Five passes, each driven by who reads and who writes what (fuse_flow.py):
+small ones.  Six passes, each driven by who reads and who writes what (fuse_flow.py):
 
     without_repeats   what the same kernel has computed from the same inputs is computed once: activations
                       rounded for q, k and v; experts grouped for gate, up and down
+    with_sums         products of a token's experts and their weighted sum are one launch (linear_summed.py)
     in_rows           a launch that works on rows, and reads rows of another such one, becomes a step of it:
                       norm + sum + norm + rounding; gated product + rounding; norm + rotation + storing
     before_tiles      steps of a few short rows go into the one product that reads them
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from numba import int32
 
-from fastpath.cuda import kv_types, norm
+from fastpath.cuda import kv_types, linear, linear_summed, moe, norm
 from fastpath.cuda.fuse_flow import (
     Call,
     Regions,
@@ -39,7 +40,7 @@ from fastpath.cuda.fuse_flow import (
 )
 from fastpath.cuda.fused_kernels import ROW, Block, Rows, Tiles, Wired, kernel_of
 from fastpath.cuda.fused_steps import MOST_TOKENS, STEPS, BlockStep, RowStep, TileStep, write_half
-from fastpath.cuda.layout import padded_columns
+from fastpath.cuda.layout import ROWS, padded_columns
 from fastpath.cuda.program import Launch
 
 WINDOW = 40  # launches that are looked back over
@@ -48,14 +49,17 @@ WIDE = 256  # threads of a block that has no row to itself
 CAPACITIES = (256, 512, 1536, 3072, 4608, 6144, 8192)  # floats of a row in shared memory
 SHARED = 40 << 10  # bytes that the rows of a kernel may take there
 MOST_BEFORE = 512  # columns of rows, 2 at most, that each block of a product makes itself
+FORMATS = {kernel.name: name for name, kernel in linear.PRODUCTS.items()}
 WRITES = {f"write_kv_{k}_{v}": (k, v) for k in kv_types.STORES for v in kv_types.STORES}
 REPEATABLE = {"rms_norm", "round_32", "round_256", "spread", "group_by_expert"}
 
 
 def fuse(launches: Sequence[Launch], results: Sequence[Any] = ()) -> list[Launch]:
-    calls = without_repeats([call_of(launch) for launch in launches], {span(array) for array in results})
+    known = [span(array) for array in results]
+    calls = without_repeats([call_of(launch) for launch in launches], set(known))
+    calls = with_sums(calls, Flow(calls, known))
     calls = [half for call in calls for half in _halves(call)]
-    flow = Flow(calls, [span(array) for array in results])
+    flow = Flow(calls, known)
     nodes = before_tiles(in_rows(calls, flow), flow)
     return [emit(group, flow) for wave in in_waves(nodes, flow) for group in wave]
 
@@ -135,6 +139,43 @@ def _halves(call: Call) -> list[Call]:
         )
         for x, kind in zip("kv", kinds, strict=True)
     ]  # fmt: skip
+
+
+# -- experts and their sum
+
+
+def with_sums(calls: Sequence[Call], flow: "Flow") -> list[Call]:
+    made: dict[int, Call | None] = {}  # number of a call -> what stands in its place
+    for number, call in enumerate(calls):
+        if call.kernel is moe.EXPERT_SUM:
+            before = range(number - 1, max(-1, number - 1 - WINDOW), -1)
+            maker = next((i for i in before if call.reads["y"] in calls[i].writes.values()), None)
+            if maker is not None and (both := _summed(calls, maker, number, flow)):
+                made |= {maker: None, number: both}
+    kept = (made.get(number, call) for number, call in enumerate(calls))
+    return [call for call in kept if call is not None]
+
+
+def _summed(calls: Sequence[Call], maker: int, number: int, flow: "Flow") -> Call | None:
+    """A product and the sum of its results as one call, where it is possible."""
+    product, total = calls[maker], calls[number]
+    name, weights = FORMATS.get(product.kernel.name), total.argument("weights")
+    if name is None or not linear_summed.fits(*weights.shape):
+        return None
+    slots = product.reads.get("slots")
+    grouped = [call for call in calls[:maker] if slots in call.writes.values()]
+    if not grouped or not flow.is_only_for(product.writes["out"], [total]):
+        return None
+    ids, inputs = grouped[-1].argument("ids"), [*grouped[-1].reads.values(), *product.reads.values()]
+    between = [s for call in calls[maker + 1 : number] for s in call.writes.values()]
+    if flow.regions.of(inputs) & flow.regions.of(between):
+        return None
+    T, A = weights.shape
+    M = product.argument("out").shape[1]
+    planes = [product.argument(n) for n in ("low", "high", "sub", "block", "q", "scale", "sums")]
+    rest = ids, product.argument("share"), weights, total.argument("out").reshape(T, M)
+    kernel, grid = linear_summed.kernel_of(name), (-(-M // ROWS), T)
+    return call_of(Launch(kernel, grid, 32 * A, (*planes, *rest), total.launch.mark))
 
 
 # -- one row after the other
@@ -402,7 +443,7 @@ def _tiles(nodes: Sequence[Node], made: Arguments, flow: Flow):
             wired.append(Wired(kernel, tuple(map(made.of, values, kernel.signature))))
         before = nodes[0].before
         yield Tiles(
-            tuple(wired), tuple(ends), tuple(tiles),
+            tuple(wired), tuple(ends), tuple(tiles), all(call.launch.grid[1] == 1 for call in members),
             before and _rows(before, made, flow, members[0].launch.threads, made.number),
         )  # fmt: skip
 
@@ -439,7 +480,7 @@ def _rows(node: Node, made: Arguments, flow: Flow, threads: int, number_of_block
                 numbers_of.append(made.of(value.reshape(-1), ROW))
         steps.append(Wired(call.kernel, tuple(numbers_of), tuple(inside)))
         more.append(tuple(map(made.number, step.more(call))))
-    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node))
+    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node), _is_whole(node))
 
 
 def _rows_and_columns(node: Node) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32
+from numba import cuda, float32, int32, uint32
 
 from fastpath.cuda.fuse_flow import names_of
 from fastpath.cuda.fused_steps import STEPS
@@ -52,22 +52,25 @@ class Wired:
 @dataclass(frozen=True)
 class Rows:
     """numbers: those of the arguments that are: end of the part's blocks, pieces of a row, columns of a
-    piece, columns of a row, threads.  more: of the numbers that steps want"""
+    piece, columns of a row, threads.  more: of the numbers that steps want.  is_whole: a row is one piece"""
 
     steps: tuple[Wired, ...]
     numbers: tuple[int, ...]
     more: tuple[tuple[int, ...], ...]
     capacity: int  # floats of a shared row
+    is_whole: bool
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Members have one kernel.  ends, tiles: the argument numbers of each one's end, and of its grid's x.
-    before: what each block does first, all rows and pieces of it; they end where its blocks would"""
+    is_flat: the y of their grids is 1.  before: what each block does first, all rows and pieces of it; they
+    end where its blocks would"""
 
     members: tuple[Wired, ...]
     ends: tuple[int, ...]
     tiles: tuple[int, ...]
+    is_flat: bool
     before: Rows | None = None
 
 
@@ -112,7 +115,7 @@ def _waits_by_itself(part: Part) -> bool:
 
 def _function(text: str, steps: dict) -> Any:
     space = {
-        "cuda": cuda, "float32": float32, "int32": int32,
+        "cuda": cuda, "float32": float32, "int32": int32, "uint32": uint32,
         "wait": wait_for_previous, "let_next": let_next_start, **steps,
     }  # fmt: skip
     digest = hashlib.sha256(text.encode()).hexdigest()[:6]
@@ -221,8 +224,11 @@ def _n_shared(part: Rows) -> int:
 
 def _rows(part: Rows, i: str, steps: dict, shared: int) -> list[str]:
     """Row, or piece of a row, number i."""
-    pieces, width = (f"a{i}" for i in part.numbers[1:3])
-    lines = [f"t = {i} // {pieces}", f"lo = {i} % {pieces} * {width}"]
+    pieces, width = (f"a{k}" for k in part.numbers[1:3])
+    if part.is_whole:
+        lines = [f"t = int32({i})", "lo = int32(0)"]
+    else:
+        lines = [f"t = int32(uint32({i}) // uint32({pieces}))", f"lo = int32({i} - t * {pieces}) * {width}"]
     return lines + _steps_of_row(part, steps, shared)
 
 
@@ -264,21 +270,27 @@ def _steps_of_row(part: Rows, steps: dict, shared: int) -> list[str]:
     return lines
 
 
-def _tiles(part: Tiles, begin: str, steps: dict, which: str):
+def _tiles(part: Tiles, begin: str, steps: dict, which: str) -> list[str]:
+    """What the members have in common is taken as it is; the rest is chosen once, by branches."""
     ends = [f"a{i}" for i in part.ends]
-    j = " + ".join(f"int32(b >= {end})" for end in ends[:-1]) or "0"
-    starts, tiles = [begin, *ends[:-1]], [f"a{i}" for i in part.tiles]
-    lines = [f"j = {j}"] if len(ends) > 1 else []
-
-    def chosen(words):
-        return words[0] if len(set(words)) == 1 else f"({', '.join(words)})[j]"
-
-    lines += [f"i, n = b - {chosen(starts)}, {chosen(tiles)}"]
-    words = [
-        chosen([f"a{i}" for i in numbers])
-        for numbers in zip(*(w.arguments for w in part.members), strict=True)
-    ]
-    lines.append(f"{_named(steps, part.members[0], which)}(i % n, i // n, n, {', '.join(words)})")
+    columns = list(zip(*(wired.arguments for wired in part.members), strict=True))
+    chosen = {"start": [begin, *ends[:-1]], "n": [f"a{i}" for i in part.tiles]}
+    words = []
+    for k, numbers in enumerate(columns):
+        if len(set(numbers)) > 1:
+            chosen[f"m{k}"] = [f"a{i}" for i in numbers]
+        words.append(f"m{k}" if len(set(numbers)) > 1 else f"a{numbers[0]}")
+    lines = []
+    for j in range(len(part.members)):
+        if len(part.members) > 1:
+            lines.append(f"{'if' if j == 0 else 'elif'} b < {ends[j]}:" if j < len(ends) - 1 else "else:")
+        lines += [f"{'    ' * (len(part.members) > 1)}{name} = {of[j]}" for name, of in chosen.items()]
+    lines.append("i = int32(b - start)")
+    place = "i, 0"
+    if not part.is_flat:
+        lines.append("y = int32(uint32(i) // uint32(n))")
+        place = "int32(i - y * n), y"
+    lines.append(f"{_named(steps, part.members[0], which)}({place}, n, {', '.join(words)})")
     return lines
 
 

@@ -78,8 +78,8 @@ def _row_of(entry, share):
 
 
 @cuda.jit(device=True)
-def entry_of_lane(slots, share, n_rows, y):
-    """(matrix, number of rows, a row of x, the row of the result) of block y, for a whole warp; see above.
+def row_of_lane(slots, share, n_rows, y):
+    """(matrix, number of rows, a row of x) of block y, for a whole warp; see above.
 
     Of every 8 lanes side by side lane k has row k, or the first one where there is none.
     """
@@ -88,12 +88,12 @@ def entry_of_lane(slots, share, n_rows, y):
         first = int32(y * TOKENS)
         n = int32(min(TOKENS, n_rows - first))
         row = int32(first + (k if k < n else int32(0)))
-        return int32(0), n, row, row
+        return int32(0), n, row
     entry = slots[y, 1 + k]
     n = int32(cuda.popc(cuda.ballot_sync(WHOLE_WARP, entry >= 0)) >> 2)
     if entry < 0:
         entry = slots[y, 1]
-    return slots[y, 0], n, _row_of(entry, share), entry
+    return slots[y, 0], n, _row_of(entry, share)
 
 
 @cuda.jit(device=True)

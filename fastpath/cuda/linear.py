@@ -19,7 +19,7 @@ import numpy as np
 from numba import cuda, float32, int32, uint16
 
 from fastpath.cuda import device, linear_float, linear_many
-from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entry_of_lane, no_slots, slots_of
+from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entry_of, no_slots, row_of_lane, slots_of
 from fastpath.cuda.intrinsics import (
     add32,
     as_f32,
@@ -37,11 +37,14 @@ from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, ROWS, UNITS, on_device
 from fastpath.cuda.quantize import round_activations
 from fastpath.cuda.ready import at_once, when_previous_ended
+from fastpath.cuda.tiles import tiles_of
 from fastpath.cuda.unit import blocks_of, codes_of, loads_of, scales_of
 from fastpath.cuda.warp import WHOLE_WARP
 
 WARPS = 2
-MANY = 17  # tokens from which tensor cores compute the same: fewer leave most of a tile empty
+# tokens from which tensor cores compute the same: fewer leave most of a tile empty
+MANY = 17
+MANY_OF_EXPERT = 8  # the same for entries of an expert, on average
 THREADS = 32 * WARPS
 
 
@@ -62,9 +65,12 @@ def expert_linear(x, weight, expert_ids, activations, *, out=None):
             "Raise MAX_EXPERTS in fastpath/cuda/grouping.py"
         )
     out = device.current().empty((T, A, M), np.float32) if out is None else out
-    slots = slots_of(device.put(expert_ids, np.int32), E)
-    share = A if len(x.shape) == 2 else 1
-    _multiply(x.reshape(-1, C), weight, activations, slots, share, out.reshape(-1, M))
+    ids, share = device.put(expert_ids, np.int32), A if len(x.shape) == 2 else 1
+    if T * A >= MANY_OF_EXPERT * E and activations == "int8" and not weight.coding.is_plain:
+        rounded = round_activations(x.reshape(-1, C), 256 if weight.coding.is_256 else 32)
+        linear_many.multiply_experts(weight, rounded, *tiles_of(ids, E), share, out.reshape(-1, M))
+        return out
+    _multiply(x.reshape(-1, C), weight, activations, slots_of(ids, E), share, out.reshape(-1, M))
     return out
 
 
@@ -258,7 +264,7 @@ def _chains(pairs, apart):
     return one, two
 
 
-def _step(coding):
+def _steps(coding):
     """A step for n tokens: (n, row of this lane's token, its sum, codes, scales, x, first unit, unit) -> sum.
 
     Lane k has the row and the sum of token k, of which it takes care alone.  Two tokens are under way at a
@@ -266,6 +272,7 @@ def _step(coding):
     """
     pairs = (2 if coding.has_minimum else 1) * (1 if coding.is_256 else 4)
     terms_of = _terms_256(coding) if coding.is_256 else _terms_32(coding)
+    are_many = pairs > 4  # terms of two tokens do not fit into the registers
     (one, two), places = _chains(pairs, 2 if coding.is_256 else 1), _places(coding)
 
     @cuda.jit(device=True)
@@ -273,20 +280,26 @@ def _step(coding):
         return terms_of(codes, scales, places(x, of_lane_in_8(row, k), first, u))
 
     @cuda.jit(device=True)
-    def step(n, row, acc, codes, scales, x, first, u):
+    def of_one(row, acc, codes, scales, x, first, u):
+        return one(acc, terms_of(codes, scales, places(x, row, first, u)))
+
+    @cuda.jit(device=True)
+    def of_many(n, row, acc, codes, scales, x, first, u):
         k, mine = int32(0), int32(cuda.threadIdx.x & 7)
-        while k + 1 < n:
-            next = int32(k + 1)
-            s, t = terms(k, row, codes, scales, x, first, u), terms(next, row, codes, scales, x, first, u)
-            a, b = two(of_lane_in_8(acc, k), s, of_lane_in_8(acc, next), t)
-            acc = a if mine == k else b if mine == next else acc
-            k = int32(k + 2)
-        if k < n:
-            a = one(of_lane_in_8(acc, k), terms(k, row, codes, scales, x, first, u))
-            acc = a if mine == k else acc
+        while k < n:
+            if are_many or k + 1 == n:
+                a = one(of_lane_in_8(acc, k), terms(k, row, codes, scales, x, first, u))
+                acc = a if mine == k else acc
+                k = int32(k + 1)
+            else:
+                next = int32(k + 1)
+                s, t = terms(k, row, codes, scales, x, first, u), terms(next, row, codes, scales, x, first, u)
+                a, b = two(of_lane_in_8(acc, k), s, of_lane_in_8(acc, next), t)
+                acc = a if mine == k else b if mine == next else acc
+                k = int32(k + 2)
         return acc
 
-    return step
+    return of_one, of_many
 
 
 def _places(coding):
@@ -324,17 +337,34 @@ def _scales(coding):
 def _tile(coding, ready):
     """ready: what has to be called before anything is read that an earlier kernel wrote."""
     load = loads_of(coding).load
-    codes_of_unit, scales, step = codes_of(coding).of_unit, _scales(coding), _step(coding)
+    codes_of_unit, scales, (of_one, of_many) = codes_of(coding).of_unit, _scales(coding), _steps(coding)
     is_256, is_kept = coding.is_256, coding.low_bits == 8
 
     @cuda.jit(device=True)
-    def turn(words, planes, unit, left, first, row, u, n, r, acc, x):
+    def last(left, u):
+        """The lane's unit of the step, or the last one there is."""
+        return u if left >= UNITS else int32(min(u, left - 1))
+
+    @cuda.jit(device=True)
+    def turn_of_one(words, planes, unit, left, first, row, u, r, acc, x):
         """A step, whose words are here; then its registers wait for those of the step after the next."""
         after, left_after = int32(unit + 2 * UNITS), int32(left - 2 * UNITS)
         codes, numbers = codes_of_unit(words), scales(words)
         if not is_kept:
             words = load(planes, after, left_after, row, u)
-        acc = step(n, r, acc, codes, numbers, x, first, u if left >= UNITS else int32(min(u, left - 1)))
+        acc = of_one(r, acc, codes, numbers, x, first, last(left, u))
+        if is_kept:
+            words = load(planes, after, left_after, row, u)
+        return words, acc
+
+    @cuda.jit(device=True)
+    def turn_of_many(words, planes, unit, left, first, row, u, n, r, acc, x):
+        """The same, but then they wait for those of the next step."""
+        after, left_after = int32(unit + UNITS), int32(left - UNITS)
+        codes, numbers = codes_of_unit(words), scales(words)
+        if not is_kept:
+            words = load(planes, after, left_after, row, u)
+        acc = of_many(n, r, acc, codes, numbers, x, first, last(left, u))
         if is_kept:
             words = load(planes, after, left_after, row, u)
         return words, acc
@@ -343,7 +373,7 @@ def _tile(coding, ready):
     def product(tile, y, n_tiles, low, high, sub, block, q, scale, sums, slots, share, out):
         if share != 0:
             ready()
-        matrix, n, r, entry = entry_of_lane(slots, share, out.shape[0], y)
+        matrix, n, r = row_of_lane(slots, share, out.shape[0], y)
         if matrix < 0:
             return
         M, n_units = out.shape[1], int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
@@ -352,21 +382,28 @@ def _tile(coding, ready):
         planes, x = (low, high, sub, block), (q, scale, sums, n_units, int32(q.shape[1] >> 2))
         left, unit = n_units, mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
         words = load(planes, unit, left, row, u)
-        more = load(planes, int32(unit + UNITS), int32(left - UNITS), row, u)
+        more = words
+        if n == 1:
+            more = load(planes, int32(unit + UNITS), int32(left - UNITS), row, u)
         if share == 0:
             ready()
         if mine >= tiles:
             return
         acc, first = float32(0), int32(0)
-        while left > 0:
-            words, acc = turn(words, planes, unit, left, first, row, u, n, r, acc, x)
-            unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
-            if left > 0:
-                more, acc = turn(more, planes, unit, left, first, row, u, n, r, acc, x)
+        if n == 1:
+            while left > 0:
+                words, acc = turn_of_one(words, planes, unit, left, first, row, u, r, acc, x)
+                unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
+                if left > 0:
+                    more, acc = turn_of_one(more, planes, unit, left, first, row, u, r, acc, x)
+                    unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
+        else:
+            while left > 0:
+                words, acc = turn_of_many(words, planes, unit, left, first, row, u, n, r, acc, x)
                 unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
         m = mine * ROWS + row
         if u < n and m < M:
-            out[entry, m] = acc
+            out[entry_of(slots, share, u, y), m] = acc
 
     return product
 

@@ -45,9 +45,19 @@ from fastpath.cuda.intrinsics import (
     xor32,
 )
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, PADDED, ROWS, UNIT, UNITS, WIDTH
-from fastpath.cuda.shared_memory import copy_16, load_matrices, load_words, shared_address, store_words
+from fastpath.cuda.layout import CODINGS, PADDED, ROWS, UNIT, UNITS
+from fastpath.cuda.shared_memory import (
+    afresh,
+    copy_16,
+    load_addresses,
+    load_matrices,
+    load_words,
+    shared_address,
+    store_addresses,
+    store_words,
+)
 from fastpath.cuda.tiles import no_tiles
+from fastpath.cuda.warp import WHOLE_WARP
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -76,6 +86,8 @@ class _Places:
         n_scales = 2 if coding.scales.startswith("16") else 1
         self.sources = self._place(4 * MANY_TOKENS)  # words before a token's row of q
         self.entries = self._place(4 * MANY_TOKENS)  # its row of the result
+        # what a thread needs to bring a step: registers are for products
+        self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if coding.is_256 else 0))
         self.scales = [self._place(2 * OF_UNIT_ROWS) for _ in range(n_scales)]
         if coding.is_256:
             self.d, self.x_scale = self._place(4 * MANY_ROWS), self._place(4 * MANY_TOKENS)
@@ -103,7 +115,7 @@ def multiply_experts(weight, rounded, tiles, entries, share, out):
 
 def _launch(weight, rounded, n_tiles, tiles, entries, share, out):
     grid = -(-out.shape[1] // MANY_ROWS), n_tiles
-    arguments = rounded.q.view(np.int32), rounded.scale, rounded.sums, np.int32(weight.shape[-1] // WIDTH)
+    arguments = rounded.q.view(np.int32), rounded.scale, rounded.sums
     device.current().launch(
         PRODUCTS[weight.coding_name], grid, THREADS, *weight.planes, *arguments, np.int32(weight.n_tiles),
         tiles, entries, np.int32(share), out,
@@ -223,26 +235,16 @@ def _put_numbers(at):
     return put
 
 
-@cuda.jit(device=True)
-def _negative_zero_from(n, numbers):
-    """What sub-blocks behind the last one are multiplied with: 0 * -0 changes no sum, not even -0."""
-    nothing = int32(-0x80000000)
-    return (
-        numbers[0] if n > 0 else nothing, numbers[1] if n > 1 else nothing,
-        numbers[2] if n > 2 else nothing, numbers[3] if n > 3 else nothing,
-    )  # fmt: skip
-
-
 def _stage_scales_32(coding, places):
-    """(place, words of the unit, sub-blocks from here to the end)"""
+    """(place of the row's numbers, of its minima, 8 bytes for each unit before, words of the unit)"""
     put, put_minima = _put_numbers(places.scales[0]), _put_numbers(places.minima)
     read, has_minimum = _upper_halves if coding.scales == "e" else _halves, coding.has_minimum
 
     @cuda.jit(device=True)
-    def stage(place, row, unit, words, n):
-        put(place, _negative_zero_from(n, read(words[0], words[1])))
+    def stage(place, row, unit, words):
+        put(place, read(words[0], words[1]))
         if has_minimum:
-            put_minima(place, _negative_zero_from(n, read(words[2], words[3])))
+            put_minima(place, read(words[2], words[3]))
 
     return stage
 
@@ -256,19 +258,19 @@ def _stage_scales_256(coding, places):
         put_minima(add32(row, unit), (a, b))
 
     @cuda.jit(device=True)
-    def bytes_and_minima(place, row, unit, words, n):
+    def bytes_and_minima(place, row, unit, words):
         put(place, _bytes_of(words[0]))
         minima(row, unit, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
 
     @cuda.jit(device=True)
-    def nibbles(place, row, unit, words, n):
+    def nibbles(place, row, unit, words):
         a, b = and32(words[0], 0x0F0F0F0F), and32(words[1], 0x0F0F0F0F)
         put(place, _bytes_of(permute_bytes(a, b, 0x6420)))
         put_second(place, _bytes_of(permute_bytes(a, b, 0x7531)))
         minima(row, unit, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
 
     @cuda.jit(device=True)
-    def signed(place, row, unit, words, n):
+    def signed(place, row, unit, words):
         put(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x6420)))
         put_second(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x7531)))
 
@@ -339,9 +341,7 @@ def _end(acc, at, x, d0, d1, s0, s1):
 
 @cuda.jit(device=True)
 def _end_of_sum(acc, at, dots, d0, d1, s0, s1):
-    x = dots[at], dots[at + 1], dots[at + 2], dots[at + 3]
-    _end(acc, at, x, d0, d1, s0, s1)
-    dots[at] = dots[at + 1] = dots[at + 2] = dots[at + 3] = int32(0)
+    _end(acc, at, (dots[at], dots[at + 1], dots[at + 2], dots[at + 3]), d0, d1, s0, s1)
 
 
 @cuda.jit(device=True)
@@ -413,6 +413,7 @@ def _sub_block_256(i, is_16, places):
         product(dots, 20, lower, a[2], a[3], sc[2:], more[2:])
         product(dots, 24, lower, b[0], b[1], sc[2:], more[2:])
         product(dots, 28, lower, b[2], b[3], sc[2:], more[2:])
+        cuda.syncwarp(WHOLE_WARP)  # the next one's operands wait: registers are short
 
     return sub_block
 
@@ -528,6 +529,22 @@ def _tile_and_rest(tile, n_tiles):
     return min(tile, n_tiles - 1), max(0, n_tiles - 1 - tile)
 
 
+@cuda.jit(device=True)
+def _pair(a, b, base):
+    """Two addresses in one word; `_first` and `_second` give them back."""
+    return int32(a - base | (b - base) << 16)
+
+
+@cuda.jit(device=True)
+def _first(pair, base):
+    return add32(and32(pair, 0xFFFF), base)
+
+
+@cuda.jit(device=True)
+def _second(pair, base):
+    return add32(shr32(pair, 16), base)
+
+
 def _copies(offset):
     """(shared address, global address before a row, words to the rows of eight tokens)"""
     copy0, copy1, copy2, copy3, copy4, copy5, copy6, copy7 = (
@@ -589,6 +606,9 @@ def _product(coding):
     sub_block0, sub_block1, sub_block2, sub_block3 = sub_blocks
     put_entry, put_source = store_words(1, places.entries), store_words(1, places.sources)
     get_entry = load_words(1, places.entries)
+    put_own0, load_own0 = store_words(4, places.own[0]), load_words(4, places.own[0])
+    put_own1, load_own1 = store_addresses(places.own[1]), load_addresses(places.own[1])
+    put_own2, load_own2 = store_addresses(places.own[2]), load_addresses(places.own[2])
     load_sources, load_more_sources = (load_words(4, places.sources + at) for at in (0, 16))
     entries0, entries1, entries2, entries3 = (load_words(2, places.entries + 32 * n) for n in range(4))
     copy, halves_of_block = _copies(0), 2 if coding.has_minimum else 1
@@ -597,7 +617,7 @@ def _product(coding):
     half_steps = PADDED // UNIT
 
     def kernel(
-        low, high, sub, block, q, scale, sums, n_sub_blocks, n_tiles, tiles, entries, share, out
+        low, high, sub, block, q, scale, sums, n_tiles, tiles, entries, share, out
     ):
         base = shared_address(cuda.shared.array(n_words, int32, alignment=16))
         thread, warp, lane = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x >> 5), int32(cuda.threadIdx.x & 31)
@@ -628,10 +648,7 @@ def _product(coding):
         tile, rest = _tile_and_rest(tile0 + TILES_OF_WARP * warp, n_tiles)
         low_at = address_of(low, (before + tile) * n_units * (16 * low_bits))
         high_at = address_of(high, (before + tile) * n_units * (16 * high_bits))
-        tile_bytes = int32(n_units * 64)
-        apart1, apart2, apart3 = (
-            mul32(tile_bytes, min(1, rest)), mul32(tile_bytes, min(2, rest)), mul32(tile_bytes, min(3, rest)),
-        )  # fmt: skip
+        rest = int32(rest)
         codes_to = int32(
             base + (4 * ROWS * warp + r) * ROW + 64 * unit + (i >> 1) * 128 + (i & 1) * 32
         )
@@ -642,11 +659,15 @@ def _product(coding):
         sub_at = address_of(sub, (before + tile) * n_units * (2 * sub_bytes))
         scales_to = int32(base + _place_of_row(row) + OF_UNIT_ROWS * unit)
         minima_to = int32(base + 16 * row)
-        x_row = int64(_row_of(get_entry(base + 4 * token), share))
-        scale_at = address_of(scale, x_row * scale.shape[1] + 4 * unit)
-        sums_at = address_of(sums, x_row * sums.shape[1] + 8 * unit)
+        x_sums_at = mul32(_row_of(get_entry(base + 4 * token), share), int32(sums.shape[1])) + 8 * unit
         x_scales_to = int32(base + _place_of_token(token) + OF_UNIT_TOKENS * unit)
         x_sums_to = int32(base + 16 * token)
+        # activations: a thread has a chunk of every eighth token
+        chunk = thread & 15
+        of_chunk = int32((chunk >> 1) * 8 + (chunk & 1))
+        tokens_to = int32(
+            base + (thread >> 4) * ROW + (chunk >> 3) * 128 + (chunk & 1) * 64 + (chunk >> 1 & 3) * CHUNK
+        )
         # formats of 256: half of the threads have a row's d, the others a token's scale
         block_at, single_to = int64(0), int32(0)
         if is_256:
@@ -661,34 +682,50 @@ def _product(coding):
                 x_row = int64(_row_of(get_entry(base + 4 * mine), share))
                 block_at = address_of(scale, x_row * scale.shape[1])
                 single_to = int32(base + _place_of_token(mine))
-        # activations: a thread has a chunk of every eighth token
-        chunk = thread & 15
-        q_at = address_of(q, (chunk >> 1) * 32 + (chunk & 1) * 4)
-        tokens_to = int32(
-            base + (thread >> 4) * ROW + (chunk >> 3) * 128 + (chunk & 1) * 64 + (chunk >> 1 & 3) * CHUNK
-        )
-        sources_at = int32(base + 32 * (thread >> 4))
+        own0, own = int32(base + ROW * thread), int32(base + 16 * thread)
+        put_own1(own, (low_at, sub_at))
+        if is_256:
+            put_own2(own, (block_at, high_at))
+        put_own0(
+            own0,
+            (
+                _pair(codes_to, tokens_to, base), _pair(scales_to, x_scales_to, base),
+                _pair(minima_to, x_sums_to, base), int32(x_sums_at),
+            ),
+        )  # fmt: skip
         # products
         of_warp, to_warp, g, c = OF_WARP * (warp & 1), OF_WARP * (warp >> 1), lane >> 2, lane & 3
         inside = lane & 7
         rows_at = int32(base + (of_warp + (lane >> 3 & 1) * 8 + inside) * ROW + (lane >> 4) * CHUNK)
         tokens_at = int32(base + (to_warp + (lane >> 4) * 8 + inside) * ROW + (lane >> 3 & 1) * CHUNK)
         of_rows, of_tokens = int32(base + HALF * (warp & 1) + 16 * g), int32(base + HALF * (warp >> 1) + 32 * c)
-        of_minima, of_sums = int32(base + (of_warp + g) * 16 + 4 * c), int32(base + (to_warp + g) * 16 + 4 * c)
         is_busy = to_warp < n
         acc, dots = cuda.local.array(n_numbers, float32), cuda.local.array(n_numbers, int32)
         for k in range(n_numbers):
-            acc[k], dots[k] = float32(0), int32(0)
+            acc[k] = float32(0)
 
         step = int32(0)
         while step < steps:
             first_unit, width, in_step = _spot(step, n_units)
+            now = afresh(thread)
+            own0, own = add32(mul32(now, ROW), base), add32(mul32(now, 16), base)
+            to, to_scales, to_minima, x_sums_at = load_own0(own0)
+            low_at, sub_at = load_own1(own)
+            if is_256:
+                block_at, high_at = load_own2(own)
+            sources_at = add32(mul32(shr32(now, 4), 32), base)
+            of_x = add32(add32(mul32(first_unit, 8), in_step), of_chunk)
             copy(
-                tokens_to, wide_mad(add32(mul32(first_unit, 8), in_step), 16, q_at),
+                _second(to, base), wide_mad(of_x, 16, address_of(q, 0)),
                 load_sources(sources_at), load_more_sources(sources_at),
             )  # fmt: skip
             commit_copies()
             here = low_at + int64(low_offset(first_unit, width, add32(in_step, unit), r, i))
+            tile_bytes = mul32(n_units, 64)
+            apart1, apart2, apart3 = (
+                mul32(tile_bytes, min(int32(1), rest)), mul32(tile_bytes, min(int32(2), rest)),
+                mul32(tile_bytes, min(int32(3), rest)),
+            )  # fmt: skip
             words0 = low_words(here, width)
             words1 = low_words(wide_mad(apart1, low_bits, here), width)
             words2 = low_words(wide_mad(apart2, low_bits, here), width)
@@ -704,29 +741,30 @@ def _product(coding):
                 add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, unit)
             )
             of_sub = load_sub(wide_mad(of_unit, sub_bytes, sub_at))
-            stage_x(x_scales_to, x_sums_to, int32(8 * unit), scale_at, sums_at)
+            x_sums_at = add32(x_sums_at, mul32(step, 16))
+            stage_x(
+                _second(to_scales, base), _second(to_minima, base), mul32(unit, 8),
+                wide_mad(x_sums_at, 2, address_of(scale, 0)), wide_mad(x_sums_at, 4, address_of(sums, 0)),
+            )  # fmt: skip
             if is_256:
                 if thread < MANY_ROWS:
+                    block_at = wide_mad(step, 2 * ROWS * halves_of_block, block_at)
                     put_d(single_to, as_i32(f16_to_f32(load_block(block_at)[0])))
                     if has_minimum:
                         put_dmin(single_to, as_i32(-f16_to_f32(load_block(block_at + 2)[0])))
-                    block_at += 2 * ROWS * halves_of_block
                 else:
-                    put_x(single_to, _load_1(block_at)[0])
-                    block_at += 4
-            stage_scales(
-                scales_to, minima_to, int32(8 * unit), of_sub,
-                int32(n_sub_blocks - step * half_steps * 4 - 4 * unit),
-            )  # fmt: skip
-            stage0(codes_to, words0)
-            stage1(codes_to, words1)
-            stage2(codes_to, words2)
-            stage3(codes_to, words3)
-            scale_at += 32
-            sums_at += 64
+                    put_x(single_to, _load_1(wide_mad(step, 4, block_at))[0])
+            stage_scales(_first(to_scales, base), _first(to_minima, base), mul32(unit, 8), of_sub)
+            stage0(_first(to, base), words0)
+            stage1(_first(to, base), words1)
+            stage2(_first(to, base), words2)
+            stage3(_first(to, base), words3)
             wait_copies()
             cuda.syncthreads()
             if is_busy:
+                if is_256:
+                    for k in range(n_numbers):
+                        dots[k] = int32(0)
                 for half in range(half_steps):
                     left, right = int32(rows_at + 64 * half), int32(tokens_at + 64 * half)
                     of_left, of_right = (
@@ -738,6 +776,10 @@ def _product(coding):
                     sub_block2(acc, dots, left, right, of_left, of_right)
                     sub_block3(acc, dots, left, right, of_left, of_right)
                 if is_256:
+                    now = afresh(thread)
+                    of_lane = add32(mul32(and32(now, 31), 4), base)
+                    of_minima = add32(mul32(and32(now, 32), 16), of_lane)
+                    of_sums = add32(mul32(shr32(now, 6), 512), of_lane)
                     end_of_block(acc, dots, of_rows, of_tokens, of_minima, of_sums)
             cuda.syncthreads()
             step = add32(step, 1)
@@ -788,12 +830,15 @@ def _kernel(name, coding):
     half = uint16[::1]
     signature = (
         int32[::1], int32[::1], half, half,
-        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32, int32,
+        int32[:, ::1], float32[:, ::1], int32[:, ::1], int32,
         int32[:, ::1], int32[::1], int32, float32[:, ::1],
     )  # fmt: skip
     wants = ("IMMA", "LDGSTS", "LDSM.16.M88.4", "STS.128", "FFMA")
-    function, bounds = _product(coding), (THREADS, 4)
-    return Kernel(function, signature, wants, registers=128, bounds=bounds, name=f"many_{name.lower()}")
+    blocks, registers = (3, 168) if coding.is_256 else (4, 128)
+    bounds = (THREADS, blocks)
+    return Kernel(
+        _product(coding), signature, wants, registers=registers, bounds=bounds, name=f"many_{name.lower()}"
+    )
 
 
 PRODUCTS = {name: _kernel(name, coding) for name, coding in CODINGS.items() if not coding.is_plain}

@@ -77,6 +77,48 @@ def store_words(n, offset):
 
 
 @cache
+def load_addresses(offset):
+    """(address) -> two int64"""
+
+    @intrinsic
+    def function(typingctx, at):
+        def codegen(context, builder, sig, args):
+            text = f"ld.shared.v2.u64 {_group(0, 2)}, {_place(2, offset)};"
+            return cgutils.pack_array(builder, _emit(builder, text, [I64] * 2, args, touches_memory=True))
+
+        return signature(types.UniTuple(types.int64, 2), types.int32), codegen
+
+    return function
+
+
+@cache
+def store_addresses(offset):
+    """(address, two int64)"""
+
+    @intrinsic
+    def function(typingctx, at, words):
+        def codegen(context, builder, sig, args):
+            values = [args[0], *cgutils.unpack_tuple(builder, args[1])]
+            text = f"st.shared.v2.u64 {_place(0, offset)}, {_group(1, 2)};"
+            _emit(builder, text, [], values, touches_memory=True)
+            return context.get_dummy_value()
+
+        return signature(types.void, types.int32, types.UniTuple(types.int64, 2)), codegen
+
+    return function
+
+
+@intrinsic
+def afresh(typingctx, x):
+    """x.  What is computed from this is computed here, and takes no register before."""
+
+    def codegen(context, builder, sig, args):
+        return _emit(builder, "mov.b32 $0, $1;", [I32], args, touches_memory=True)[0]
+
+    return signature(types.int32, types.int32), codegen
+
+
+@cache
 def copy_16(offset):
     """(shared address, global address as an int64): 16 bytes, there once `wait_copies` says so."""
 

@@ -17,11 +17,12 @@ from fastpath.cuda import (
     rotary,
     rows,
     sampling,
+    tiles,
 )
 
 MODULES = (
     activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
-    linear_float, linear_many, moe, norm, quantize, rotary, rows, sampling,
+    linear_float, linear_many, moe, norm, quantize, rotary, rows, sampling, tiles,
 )  # fmt: skip
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 

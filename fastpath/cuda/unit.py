@@ -35,7 +35,7 @@ APART = LANES * PIECE  # from one piece of a lane to its next
 
 
 class Loads(NamedTuple):
-    """load: (planes, units before the step, those that are left, row, unit) -> words; 0 where nothing is left."""
+    """load: (planes, units before the step, those left, row, unit) -> words; 0 where nothing is left."""
 
     load: Any
     n_words: int

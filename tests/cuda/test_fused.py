@@ -28,7 +28,7 @@ from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS as QUANT_FORMATS
 from tests import strategies, tiny
-from tests.gpu_on_cpu import devices, launching, needs, offline, sass
+from tests.gpu_on_cpu import devices, launching, mutants, needs, offline, sass
 
 ROUGH = devices.executor_one(launching.SCHEDULES[2:4])
 FEW = devices.executor_one((launching.SCHEDULES[3], launching.SCHEDULES[4]))
@@ -134,6 +134,14 @@ def _experts(n):
     return ids, ops.rms_norm(out, n.vector("c", 7), 1e-6)
 
 
+def _sum_of_experts(n):
+    """All of a token's experts read one row."""
+    ids, chosen = ops.route(n.rows("logits", n.T, 5), 3, n.vector("scale", 5))
+    if "stack" not in n._known:
+        n._known["stack"] = strategies.weights(n.rng, n.format, 5, 7, n.D)
+    return (ops.expert_sum(ops.expert_linear(n.rows("x"), n._known["stack"], ids, "int8"), chosen),)
+
+
 def _is_short(n):
     """Rounding, which comes before a product, is done by each of its blocks."""
     return n.T <= 2 and n.D <= fuse.MOST_BEFORE
@@ -146,6 +154,8 @@ PATTERNS = {
     "gate and rounding": (_gated, lambda n: 1 if _is_short(n) else 2),
     # rounding with spreading; router; choice, groups; gate, up; geglu, rounding; down; sum, norm
     "experts": (_experts, 7),
+    # rounding, choice, groups; products and, of few tokens at once, their sum
+    "sum of experts": (_sum_of_experts, lambda n: 2 if n.T <= 2 else 3),
 }
 
 
@@ -204,6 +214,32 @@ def test_pattern(name, fmt):
         check(lambda: call(n), n_launches if isinstance(n_launches, int) else n_launches(n))
 
     some()
+
+
+@pytest.mark.parametrize("name", _slow_but(("sum of experts",), ("experts", "sum of experts")))
+def test_experts_of_few_tokens(name):
+    """Their sum is part of the last product; of more it is not."""
+    for T, fmt, D in ((1, "Q8_0", 96), (2, "Q6_K", 1280), (3, "Q4_K", 256)):
+        n = Numbers(T, T, D, fmt)
+        before, after, launches = fused(lambda n=n: PATTERNS[name][0](n))
+        assert [b.tobytes() for b in before] == [a.tobytes() for a in after]
+        names = [launch.kernel.name for launch in launches]
+        assert (f"fused_linear_{fmt.lower()}_expert_sum" in names) == (T <= 2)
+
+
+def test_the_barrier_before_a_sum_of_experts_is_needed():
+    n = Numbers(0, 2, 256, "Q4_K")
+    _, launches = replayed(lambda: _sum_of_experts(n), ONCE)
+    launch = next(launch for launch in launches if launch.kernel.name.endswith("expert_sum"))
+    arrays = [a._memory if isinstance(a, devices.DeviceArray) else a for a in launch.arguments]
+
+    def call():
+        out = np.zeros_like(arrays[-1])
+        device.current().launch(launch.kernel, launch.grid, launch.threads, *arrays[:-1], out)
+        return out
+
+    assert len(mutants.waits(launch.kernel)) == 1
+    assert not mutants.unnoticed(launch.kernel, call)
 
 
 class Early(devices.Executor):

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import refimpl.ops
 from fastpath.cuda import device, layout, linear, ops, quantize
 from quant import FORMATS
 from refimpl.ops import integer
 from tests import strategies, tolerances
-from tests.cuda.executors import EXECUTORS
+from tests.cuda.executors import EXECUTORS, ONCE
 
 INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
 OTHER_WAYS = (
@@ -56,8 +58,8 @@ def test_rounded_activations(block_size, executor):
         got = quantize.round_activations(x, block_size)
         q, scale = integer.round_activations(x, block_size)
     C = x.shape[1]
-    pieces = got.q.reshape(len(x), -1, 2, 8, 16)  # halves of sub-blocks: first ones, second ones
-    got_q = np.ascontiguousarray(pieces.swapaxes(2, 3)).reshape(len(x), -1)
+    pieces = got.q.reshape(len(x), -1, 8, 8, 16)  # of 1024 columns: of 8 units their first 16 values, ...
+    got_q = np.ascontiguousarray(pieces.swapaxes(2, 3)).reshape(len(x), -1)[:, : layout.padded_columns(C)]
     np.testing.assert_array_equal(got_q[:, :C], q.reshape(len(x), C))
     np.testing.assert_array_equal(got.scale[:, : C // block_size], scale)
     np.testing.assert_array_equal(got.sums[:, : C // 16], q.reshape(len(x), -1, 16).sum(-1, dtype=np.int32))
@@ -66,6 +68,30 @@ def test_rounded_activations(block_size, executor):
         and not got.scale[:, C // block_size :].any()
         and not got.sums[:, C // 16 :].any()
     )
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_odd_sizes(name):
+    """Units that are no whole steps, rows that are no whole tiles, every number of tokens; experts with slots
+    of 1 to 8 entries, one of them with several slots."""
+    fmt = FORMATS[name]
+
+    @settings(max_examples=12)
+    @given(rng=strategies.generators(), n_blocks=st.integers(1, 2300 // fmt.block_size), M=st.integers(1, 21),
+           T=st.integers(1, 17), are_experts=st.booleans())  # fmt: skip
+    def check(rng, n_blocks, M, T, are_experts):
+        C = n_blocks * fmt.block_size
+        if not are_experts:
+            x, weight = strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C)
+            got, want = (f.linear(x, weight, "int8") for f in (ops, refimpl.ops))
+        else:
+            x, weight = strategies.normal(rng, T, C), strategies.weights(rng, fmt, 4, M, C)
+            ids = rng.choice(4, (T, 3), p=[0.6, 0.2, 0.15, 0.05]).astype(np.int32)
+            got, want = (f.expert_linear(x, weight, ids, "int8") for f in (ops, refimpl.ops))
+        np.testing.assert_array_equal(got, want)
+
+    with np.errstate(all="ignore"), device.use(ONCE):
+        check()
 
 
 @pytest.mark.parametrize("op", ["linear", "expert_linear"])

@@ -386,6 +386,10 @@ static void load_shared(const u64 *in, u64 *out, int n) {
 PTX(ld_shared_u32) { load_shared(in, out, 1); }
 PTX(ld_shared_v2_u32) { load_shared(in, out, 2); }
 PTX(ld_shared_v4_u32) { load_shared(in, out, 4); }
+PTX(ld_shared_v2_u64) {
+  aligned((u32)in[0], 16);
+  memcpy(out, (void *)(u64)(u32)in[0], 16);
+}
 
 static void store(u64 at, const u64 *words, int n) { // [to], words
   aligned(at, 4 * n);
@@ -397,6 +401,11 @@ PTX(st_global_v4_u32) { store(in[0], in + 1, 4); }
 PTX(st_shared_u32) { store((u32)in[0], in + 1, 1); }
 PTX(st_shared_v2_u32) { store((u32)in[0], in + 1, 2); }
 PTX(st_shared_v4_u32) { store((u32)in[0], in + 1, 4); }
+PTX(st_shared_v2_u64) {
+  aligned((u32)in[0], 16);
+  memcpy((void *)(u64)(u32)in[0], in + 1, 16);
+}
+PTX(mov_b32) { out[0] = (u32)in[0]; }
 
 static void load_matrix(const u64 *in, u64 *out, int count, int is_transposed) {
   me->in[0] = in[0], me->in[1] = count, me->in[2] = is_transposed;
