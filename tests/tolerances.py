@@ -179,7 +179,8 @@ OPS = {
     "attention": (
         60, _attention,
         "up to 130 roundings of a score, of partial sums that random signs keep far below the magnitude; 32 "
-        "keys in sequence and up to 4 steps, exp to 2 units, the sum of p, a division",
+        "keys in sequence and up to 4 steps, exp to 2 units, the sum of p, a division; q and p as two "
+        "float16 (attention_tensor.py) are 4 roundings each",
     ),
     "causal_conv": (7, _causal_conv, "five products, four sums"),
     "clip": EXACT,

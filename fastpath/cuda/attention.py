@@ -5,8 +5,8 @@
 
 Two launches:
 
-attention_part   grid pieces of 64 positions, counted from position 0, from the first that is seen; query
-                 heads, HEADS at a time; tokens
+attention_part   grid pieces of 64 positions, counted from position 0, from the first that is seen, once for
+                 every HEADS query heads of a head of keys; heads of keys; tokens
                  block 8 warps
                  scores  a warp takes 32 positions of a quarter of the components; a lane reads 8 positions of
                          a component at once, 16 bytes, and keeps their sums over every 32nd component; 8
@@ -17,6 +17,7 @@ attention_part   grid pieces of 64 positions, counted from position 0, from the 
                          eight do not fit its registers) or 64 positions; with types of 16 bits those of the
                          first values before anybody has a score
                  traffic keys and values once per HEADS heads; float32 sums of a piece, once
+                 Keys and values of float16: attention_tensor.py, on tensor cores
 attention_join   grid tokens, heads; block a thread per component: pieces in ascending order, one division
 
 Pieces, and the order of every sum in them, hang on positions alone: not on pages, batch or chunk.
@@ -27,11 +28,11 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32
 
 from fastpath.cuda import attention_tensor, device, kv_types
 from fastpath.cuda.attention_relative import attend_to_neighbours
-from fastpath.cuda.attention_tensor import PIECE
+from fastpath.cuda.attention_tensor import PIECE, piece_and_heads
 from fastpath.cuda.intrinsics import add_rn, as_f32, fma_rn, load_shared_v4
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.kv_types import block_of
@@ -74,13 +75,14 @@ def _most_pieces(held, window, has_ends):
 
 def _attend(q, k_pages, v_pages, table, of_tokens, n_pieces, out):
     T, N, H = q.shape
-    K = k_pages.shape[1]
+    K, blocks = k_pages.shape[1:3]
     new, launch = device.current().empty, device.current().launch
     parts, peaks = new((T, N, n_pieces, H), np.float32), new((T, N, n_pieces, 2), np.float32)
-    pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), np.int32(K), np.int32(k_pages.shape[2])
+    group = N // K
+    pages = kv_types.bits_of(k_pages), kv_types.bits_of(v_pages), *map(np.int32, (K, group, blocks))
     kernel = part_kernel(kv_types.name_of(k_pages), kv_types.name_of(v_pages))
     heads, threads = shape_of(kernel, H)
-    grid = n_pieces, K * -(-N // K // heads), T
+    grid = n_pieces * -(-group // heads), K, T
     launch(kernel, grid, threads, q, *pages, table, *of_tokens, parts, peaks)
     launch(JOIN, (N, T), H, parts, peaks, *of_tokens[1:], out)
 
@@ -239,18 +241,16 @@ def _part(of_keys, of_values):
     key_words = of_keys.key_words
     is_early = of_keys.n_words + of_values.n_words <= 8  # keys and values find room in registers
 
-    def kernel(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
+    def kernel(q, k_pages, v_pages, K, group, blocks, table, seq_ids, positions, ends, window, parts, peaks):
         queries = cuda.shared.array(QUERIES, float32, alignment=16)
         scores = cuda.shared.array(PARTIAL_SCORES, float32)
         weights = cuda.shared.array(SCORES, float32, alignment=16)
-        N, H = q.shape[1], q.shape[2]
-        group = int32(uint32(N) // uint32(K))
-        in_group, y = uint32((group + HEADS - 1) // HEADS), uint32(cuda.blockIdx.y)
-        t, head = cuda.blockIdx.z, int32(y // in_group)
-        n0 = head * group + int32(y % in_group) * HEADS
-        n_heads = min(HEADS, (head + 1) * group - n0)
+        H = q.shape[2]
+        t, head = cuda.blockIdx.z, cuda.blockIdx.y
+        piece, from_first = piece_and_heads(parts.shape[2], HEADS)
+        n0, n_heads = head * group + from_first, min(HEADS, group - from_first)
         first, last = max(0, positions[t] - window + 1), ends[t]
-        start = (first // PIECE + cuda.blockIdx.x) * PIECE
+        start = (first // PIECE + piece) * PIECE
         if start > last:
             return
         warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
@@ -287,8 +287,8 @@ def _part(of_keys, of_values):
         if warp < HEADS:  # a warp per head
             peak, total = _weigh(scores, weights, warp, lane, lo, hi)
             if lane == 0 and warp < n_heads:
-                peaks[t, n0 + warp, cuda.blockIdx.x, 0] = peak
-                peaks[t, n0 + warp, cuda.blockIdx.x, 1] = total
+                peaks[t, n0 + warp, piece, 0] = peak
+                peaks[t, n0 + warp, piece, 1] = total
         cuda.syncthreads()
 
         for column in range(warp, columns, WARPS):
@@ -302,7 +302,7 @@ def _part(of_keys, of_values):
             c = column * STEP + eight + eighth
             for h in range(HEADS):
                 if h < n_heads and c < H:
-                    parts[t, n0 + h, cuda.blockIdx.x, c] = sums[h * 8]
+                    parts[t, n0 + h, piece, c] = sums[h * 8]
             if not is_early and column + WARPS < columns:
                 following = load_values(v_pages, low, high, columns, column + WARPS, eighth, eight)
             values = following
@@ -373,10 +373,10 @@ def part_kernel(k_kind, v_kind):
     """Keys and values may have types of their own."""
     pages = kv_types.BITS[k_kind], kv_types.BITS[v_kind]
     signature = (
-        _HEADS, *pages, int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
+        _HEADS, *pages, int32, int32, int32, _TABLE, _I, _I, _I, int32, _PARTS, _PARTS,
     )  # fmt: skip
     name, writes = f"attention_part_{k_kind}_{v_kind}", ("parts", "peaks")
-    if k_kind == v_kind == "f16":
+    if on_tensor_cores(name):
         wants = "HMMA.16816.F32", "LDG.E.128", "LDG.E.64", "PRMT", "MUFU.EX2"
         return Kernel(
             attention_tensor.part, signature, wants,
@@ -396,9 +396,14 @@ def part_kernel(k_kind, v_kind):
     )
 
 
+def on_tensor_cores(name):
+    """Does a kernel of this name have a file of its own, attention_tensor.py?"""
+    return "attention_part_f16_f16" in name
+
+
 def shape_of(kernel, H):
     """(query heads of a block, threads)"""
-    if kernel.function is attention_tensor.part:
+    if on_tensor_cores(kernel.name):
         return attention_tensor.HEADS, attention_tensor.threads_of(H)
     return HEADS, THREADS
 

@@ -1,16 +1,18 @@
 """A piece of attention over float16 pages on tensor cores.        definition: refimpl/ops/attention.py
 
-grid       pieces of 64 positions, counted from position 0, from the first that is seen; query heads of a head
-           of keys, HEADS at a time; tokens
+grid       pieces of 64 positions, counted from position 0, from the first that is seen, once for every HEADS
+           query heads of a head of keys; heads of keys; tokens
 block      a warp per 32 components, 8 warps or 16; what they have too many, they do with zeros
 numbers    a float32 becomes two float16, hi + lo, which keep 22 bits or more of it.  mma.sync m16n8k16 has hi
            of 8 heads as rows 0 .. 7, and lo as rows 8 .. 15; their sums are added.  Products of float16 are
            exact, sums are float32
            Queries are first made large: 32 components of a head by the power of two that brings the largest
-           of them to 2^14 .. 2^15, whatever it was.  Weights, at most 1, are 2^15 times as large
-columns    of a multiplication: 16 bytes of a lane are 8 positions of one component (keys), 8 bytes are 4
-           components of one position (values).  Multiplication i takes the i-th of each lane; what has to
-           stand side by side in a register comes from two loads
+           of them to 2^14 .. 2^15, whatever it was.  Weights, at most 1, are 2^15 times as large, and so is
+           their sum
+lanes      lane 4g + t has head g of every result.  Multiplication i has as its column g: of keys, position
+           8g + i; of values, component 4g + i.  So a load of 16 bytes, 8 positions of a component, or of 8
+           bytes, 4 components of a position, is a lane's part of 8 or 4 multiplications.  Numbers that must
+           stand side by side in a register come from two loads
 scores     a warp: its components of 64 positions.  Warps, ascending, are added in shared memory
 weights    a warp per head
 values     a warp: its components, 64 positions
@@ -18,9 +20,8 @@ loads      a lane has all it needs of keys and values on their way before it nee
 traffic    keys and values once per HEADS heads; float32 sums of a piece, once
 
 Positions that are not seen have weight 0, and instead of their values those of a seen one are read: what lies
-in memory behind the last position may be anything.  What lies in it before, infinity and NaN, is met by lo = 0
-of some head: there NaN comes of an infinity too.
-Sums are as defined by positions and components alone, like those of attention.py; which joins the pieces.
+in memory there may be anything.  A stored infinity that is seen meets lo = 0, and gives NaN.
+The order of all sums hangs on positions and components alone.  attention.py joins the pieces.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -31,7 +32,6 @@ from fastpath.cuda.intrinsics import (
     and32,
     as_f32,
     as_i32,
-    div32,
     exp2_approx,
     fma_rn,
     load_rows_v2,
@@ -66,7 +66,7 @@ NOT_SEEN = float("-inf")  # a score whose weight is 0
 PART = 32 * 4 + 16
 OF_WARP = 4 * PART
 SCORES = MAX_WARPS * OF_WARP
-# Factors of a head's warps, and words of a head's weights, hi or lo; free ones behind them for the same reason
+# Factors of a head's warps, and words of a head's weights, hi or lo; behind them free ones, as above
 OF_FACTORS, OF_WEIGHTS = MAX_WARPS + 4, PIECE // 2 + 4
 FACTORS, LOW_WEIGHTS, WEIGHTS = HEADS * OF_FACTORS, HEADS * OF_WEIGHTS, 2 * HEADS * OF_WEIGHTS
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632  # of two words
@@ -188,7 +188,8 @@ def _add_warps(scores, at, factors, of_head, low, high):
 @cuda.jit(device=True)
 def _weigh(scores, factors, weights, h, lane, lo, hi):
     """Two positions of a lane, side by side: (largest score of the head, a lane's sum of weights)."""
-    at, of_head = add32(mul32(sar32(lane, 3), PART), add32(shl32(h, 4), shl32(and32(lane, 7), 1))), h * OF_FACTORS
+    at = add32(mul32(sar32(lane, 3), PART), add32(shl32(h, 4), shl32(and32(lane, 7), 1)))
+    of_head = mul32(h, OF_FACTORS)
     low, high = _add_warps(scores, at, factors, of_head, float32(0), float32(0))
     if cuda.blockDim.x > THREADS:
         low, high = _add_warps(scores, at + WARPS * OF_WARP, factors, of_head + WARPS, low, high)
@@ -281,32 +282,20 @@ def _store_some(parts, at, n, numbers):
 # -- the kernel
 
 
-def part(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window, parts, peaks):
-    scores = cuda.shared.array(SCORES, float32, alignment=16)
-    factors = cuda.shared.array(FACTORS, float32, alignment=16)
-    weights = cuda.shared.array(WEIGHTS, int32, alignment=16)
-    z = uint32(cuda.blockIdx.z)
-    last, lane_of_token = ends[z], seq_ids[z]
-    first = max(sub32(positions[z], sub32(window, 1)), int32(0))
-    start = shl32(add32(sar32(first, 6), cuda.blockIdx.x), 6)
-    if start > last:
-        return
-    lo, hi = max(sub32(first, start), int32(0)), sub32(last, start)  # positions of the piece that are seen
+@cuda.jit(device=True)
+def piece_and_heads(n_pieces, heads):
+    """(piece of a block, its first query head of the head of keys)"""
+    piece, first = cuda.blockIdx.x, int32(0)
+    while piece >= n_pieces:  # a division would take longer than this does for any model
+        piece, first = sub32(piece, n_pieces), add32(first, heads)
+    return piece, first
+
+
+@cuda.jit(device=True)
+def _load(q, q_at, k_pages, v_pages, block, c, H, lo, hi):
+    """(8 queries, 32 words of keys, 32 of values); c: a lane's first component, block: of its keys."""
     warp, lane = sar32(cuda.threadIdx.x, 5), and32(cuda.threadIdx.x, 31)
     g, t = sar32(lane, 2), and32(lane, 3)
-    N, H = int32(q.shape[1]), int32(q.shape[2])
-    group = div32(N, K)
-    in_group = sar32(add32(group, HEADS - 1), 3)
-    head = div32(cuda.blockIdx.y, in_group)
-    from_first = shl32(sub32(cuda.blockIdx.y, mul32(head, in_group)), 3)
-    n_heads = min(sub32(group, from_first), int32(HEADS))
-    n0 = add32(mul32(cuda.blockIdx.z, N), add32(mul32(head, group), from_first))  # of all heads of all tokens
-    c = add32(shl32(warp, 5), shl32(t, 3))
-
-    # a half of the piece that is not seen stands for the other
-    half = min(max(sar32(lane, 4), sar32(lo, 5)), sar32(hi, 5))
-    block = block_of(table, lane_of_token, add32(start, shl32(half, 5)), K, head, blocks)
-    q_at = mul32(add32(n0, min(g, sub32(n_heads, 1))), H)
     keys_at = int64(block) * shl32(H, 5) + shl32(and32(g, 3), 3)
     if and32(H, 7) == 0:
         there = min(c, sub32(H, 8))
@@ -314,15 +303,41 @@ def part(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window
         keys = load_8_keys(k_pages, keys_at + shl32(there, 5))
     else:
         queries, keys = _load_some(q, q_at, k_pages, keys_at, c, H)
-
-    columns = sar32(add32(H, COLUMNS - 1), 5)
-    column = min(warp, sub32(columns, 1))
+    # a lane's 16 positions lie in one half; the lanes of the first key of each half know where that is
     block = cuda.shfl_sync(WHOLE_WARP, block, shl32(and32(t, 2), 3))
-    values_at = int64(add32(mul32(block, columns), column)) * (STEP * COLUMNS) + add32(shl32(and32(t, 1), 9), shl32(g, 2))
+    columns = sar32(add32(H, COLUMNS - 1), 5)
+    tile = add32(mul32(block, columns), min(warp, sub32(columns, 1)))
+    values_at = int64(tile) * (STEP * COLUMNS) + add32(shl32(and32(t, 1), 9), shl32(g, 2))
     if lo == 0 and hi >= PIECE - 1:
         values = load_16_values(v_pages, values_at)
     else:
         values = _load_seen(v_pages, values_at, shl32(t, 4), lo, hi)
+    return queries, keys, values
+
+
+def part(q, k_pages, v_pages, K, group, blocks, table, seq_ids, positions, ends, window, parts, peaks):
+    scores = cuda.shared.array(SCORES, float32, alignment=16)
+    factors = cuda.shared.array(FACTORS, float32, alignment=16)
+    weights = cuda.shared.array(WEIGHTS, int32, alignment=16)
+    N, H, n_pieces = int32(q.shape[1]), int32(q.shape[2]), int32(parts.shape[2])
+    piece, from_first = piece_and_heads(n_pieces, HEADS)
+    head, token = cuda.blockIdx.y, uint32(cuda.blockIdx.z)
+    last, of_token = ends[token], seq_ids[token]
+    first = max(sub32(positions[token], sub32(window, 1)), int32(0))
+    start = shl32(add32(sar32(first, 6), piece), 6)
+    if start > last:
+        return
+    lo, hi = max(sub32(first, start), int32(0)), sub32(last, start)  # positions of the piece that are seen
+    n_heads = min(sub32(group, from_first), int32(HEADS))
+    n0 = add32(mul32(cuda.blockIdx.z, N), add32(mul32(head, group), from_first))  # of all heads of all tokens
+    warp, lane = sar32(cuda.threadIdx.x, 5), and32(cuda.threadIdx.x, 31)
+    g, t = sar32(lane, 2), and32(lane, 3)
+    c = add32(shl32(warp, 5), shl32(t, 3))
+    # a half of the piece that is not seen stands for the other
+    half = min(max(sar32(lane, 4), sar32(lo, 5)), sar32(hi, 5))
+    block = block_of(table, of_token, add32(start, shl32(half, 5)), K, head, blocks)
+    q_at = mul32(add32(n0, min(g, sub32(n_heads, 1))), H)
+    queries, keys, values = _load(q, q_at, k_pages, v_pages, block, c, H, lo, hi)
 
     exponent = max(and32(_largest(queries), EXPONENT), int32(SMALLEST))
     factor = as_f32(sub32(TO_LARGE, exponent)) if c < H else float32(0)
@@ -336,10 +351,9 @@ def part(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window
         peak, total = _weigh(scores, factors, weights, warp, lane, lo, hi)
     cuda.syncthreads()
 
-    n_pieces = int32(parts.shape[2])
     numbers = _mean(weights, g, t, values)
     if g < n_heads and c < H:
-        at = add32(mul32(add32(mul32(add32(n0, g), n_pieces), cuda.blockIdx.x), H), c)
+        at = add32(mul32(add32(mul32(add32(n0, g), n_pieces), piece), H), c)
         if and32(H, 7) == 0:
             store_8(parts, at, numbers)
         else:
@@ -347,5 +361,5 @@ def part(q, k_pages, v_pages, K, blocks, table, seq_ids, positions, ends, window
     if warp < n_heads:
         total = warp_sum(total)
         if lane == 0:
-            at = add32(mul32(add32(n0, warp), n_pieces), cuda.blockIdx.x)
+            at = add32(mul32(add32(n0, warp), n_pieces), piece)
             store_v2(peaks, shl32(at, 1), (as_i32(peak), as_i32(total)))

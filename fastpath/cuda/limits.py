@@ -187,7 +187,7 @@ def _of_weight(
 
 
 L2_BYTES = 50 << 20
-ATTENTION_IN_FLIGHT = 16 * 32 * 16  # bytes of a warp of attention: eight loads of keys and of values
+ATTENTION_IN_FLIGHT = 16 * 32 * 16  # bytes of a warp of attention: 64 words a lane, of keys and of values
 
 
 def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
@@ -203,17 +203,21 @@ def _of_attention(launch: Launch, call: Call, issued: Issued) -> Work:
     q, k_pages = arrays[:2]
     T, N, H = q.shape
     n_pieces = arrays[-1].shape[2]
-    window = int(next(a for a in reversed(launch.arguments) if np.isscalar(a)))
+    K, *_, window = (int(a) for a in launch.arguments if np.isscalar(a))
     end = call.depth + call.n_tokens
     mean = min(window, call.depth + (call.n_tokens + 1) / 2)  # keys that a token sees
-    K = max(1, n_blocks(launch) // n_pieces // T)
     per_key = 2 * K * H * k_pages.dtype.itemsize
     once = int(call.n_seqs * min(end, window + call.n_tokens - 1) * per_key)
-    name = launch.kernel.name
-    of_blocks = T * K * (mean / attention.PIECE + 1) * issued(name[name.index("attention_part") :], H)
+    parts = max(1, n_blocks(launch) // n_pieces // T // K)  # of a group of heads, each with a block
+    blocks, name = T * K * parts * (mean / attention.PIECE + 1), launch.kernel.name
+    ops = int(4 * T * N * H * mean)
+    if is_tensor := attention.on_tensor_cores(name):  # 16 rows; of float16, half as many as of int8
+        ops = int(2 * 4 * 16 * blocks * attention.PIECE * H)
     return Work(
-        memory_bytes=once, cache_bytes=int(max(0, T * mean * per_key - once)),
-        float_ops=int(4 * T * N * H * mean), instructions=of_blocks, warp_bytes=ATTENTION_IN_FLIGHT,
+        memory_bytes=once, cache_bytes=int(max(0, T * parts * mean * per_key - once)),
+        float_ops=0 if is_tensor else ops, tensor_ops=ops if is_tensor else 0,
+        instructions=blocks * issued(name[name.index("attention_part") :], H),
+        warp_bytes=ATTENTION_IN_FLIGHT,
     )  # fmt: skip
 
 
@@ -239,8 +243,9 @@ def trips(name: str, card: Card = H200) -> float:
     """Seconds that a launch waits before and behind its stream: trips that depend on each other."""
     if (
         "attention_part" in name
-    ):  # positions, tables, keys and values; scores, weights and values are added up
-        return 2 * card.cache_trip_s + card.memory_trip_s + 3 * card.reduction_s
+    ):  # positions, tables, keys and values; scores and weights are added up, without tensor cores values too
+        reductions = 2 if attention.on_tensor_cores(name) else 3
+        return 2 * card.cache_trip_s + card.memory_trip_s + reductions * card.reduction_s
     products = any(word in name for word in ("linear_", "float_", "many_", "embed"))
     seconds = card.memory_trip_s + card.reduction_s if products else card.cache_trip_s
     return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")

@@ -17,12 +17,13 @@ FAMILIES = {
     "attention_part": "attention_part_q8_0_q8_0",
     "write_kv": "write_kv_q4_0_q4_0",
 }
+ALONE = {"attention_part_f16_f16"}  # named like a variant, but another kernel: attention_tensor.py
 FORMATS = {name.lower() for name in layout.CODINGS}
 
 
 def family_of(name):
     """Beginning of a variant's name; None where a kernel stands for itself."""
-    for family in FAMILIES:
+    for family in FAMILIES if name not in ALONE else ():
         rest = name.removeprefix(f"{family}_")
         if rest != name and (
             rest in FORMATS or set(rest.split("_")) <= {"f32", "f16", "bf16", "q8", "q4", "0"}

@@ -11,7 +11,7 @@ from tests.gpu_on_cpu.traffic import Profiler
 ONCE = devices.executor_one((launching.LOCKSTEP,))
 # Beginning of a kernel's name: (efficiency of its worst load, why that is no loss)
 EXPLAINED = {
-    "attention_part_f16": (0.5, "a lane's 8 queries are two loads, as those of f32; pages: test_attention.py"),
+    "attention_part_f16": (0.5, "a lane's 8 queries are two loads; pages: test_attention.py"),
     "attention_part_f32": (0.5, "a lane's 8 floats are two loads; the second finds its sectors in L1"),
     "attention_part_q": (0.93, "scales of a position, two bytes of a tile: at times in two sectors"),
     "write_kv_q4_0": (0.06, "the other half of a byte that is written; a read per key that is stored"),
