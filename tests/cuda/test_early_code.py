@@ -54,8 +54,8 @@ def test_a_kernel_that_does_not_wait_is_found():
 def test_ways_around_the_wait_are_found():
     listing = (
         ("@P0", "BRA", " 0x30"), ("", "LDG.E.CONSTANT", " R2, [R2]"), ("", "ACQBULK", ""),
-        ("@P1", "ACQBULK", ""), ("", "LDG.E", " R4, [R2]"), ("@P2", "BRA", " 0x20"), ("", "ACQBULK", ""), ("", "PREEXIT", ""),
-        ("", "EXIT", ""),
+        ("@P1", "ACQBULK", ""), ("", "LDG.E", " R4, [R2]"), ("@P2", "BRA", " 0x20"),
+        ("", "ACQBULK", ""), ("", "PREEXIT", ""), ("", "EXIT", ""),
     )  # fmt: skip
     made = sass.Code(32, 0, 0, 0, tuple(sass.Instruction(16 * i, *one) for i, one in enumerate(listing)))
     assert too_early(made) == ["LDG.E"]
