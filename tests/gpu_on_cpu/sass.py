@@ -1,4 +1,4 @@
-"""From PTX to machine code without a device: registers, spills, and which instructions are there."""
+"""From PTX to machine code without a device: registers, spills, which instructions are there, and where."""
 
 import collections
 import functools
@@ -18,12 +18,25 @@ from tests.gpu_on_cpu import offline
 FORBIDDEN = ("DADD", "DMUL", "DFMA", "LDL", "STL")
 
 
+class Instruction(NamedTuple):
+    """guard: such as "@!P0", or "" """
+
+    address: int
+    guard: str
+    mnemonic: str
+    operands: str
+
+
 class Code(NamedTuple):
     registers: int
     spills: int  # bytes, stores and loads
     stack: int  # bytes
     shared: int  # bytes
-    mnemonics: collections.Counter
+    listing: tuple[Instruction, ...]
+
+    @property
+    def mnemonics(self):
+        return collections.Counter(one.mnemonic for one in self.listing)
 
 
 @functools.cache
@@ -85,11 +98,13 @@ def _code_of(said, listing):
         return int(found[1]) if found else 0
 
     spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
-    opcode = r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]+)"
+    line = r"/\*([0-9a-f]{4,})\*/\s+(@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]+)([^;]*);"
     return Code(
         number(r"Used (\d+) registers"), spills, number(r"(\d+) bytes stack frame"),
         number(r"(\d+) bytes smem"),
-        collections.Counter(re.findall(opcode, listing)),
+        tuple(
+            Instruction(int(at, 16), guard.strip(), *rest) for at, guard, *rest in re.findall(line, listing)
+        ),
     )  # fmt: skip
 
 
@@ -117,3 +132,25 @@ def faults(kernel, architecture, made=None):
     if made.registers > kernel.registers:
         lines.append(f"{made.registers} registers, {kernel.registers} are allowed")
     return lines
+
+
+WAIT, LET_NEXT_START = "ACQBULK", "PREEXIT"
+
+
+def before_the_wait(made):
+    """Instructions that are reached, on any way through a kernel, before it waits for the one before it."""
+    number = {one.address: i for i, one in enumerate(made.listing)}
+    ways, seen = [0], set()
+    while ways:
+        i = ways.pop()
+        if i in seen or (made.listing[i].mnemonic == WAIT and not made.listing[i].guard):
+            continue
+        seen.add(i)
+        one = made.listing[i]
+        kind = one.mnemonic.split(".")[0]
+        if kind in ("BRA", "CALL"):
+            ways.append(number[int(re.search(r"0x([0-9a-f]+)\s*$", one.operands)[1], 16)])
+        is_jump = one.mnemonic == "BRA" and re.fullmatch(r"\s*0x[0-9a-f]+\s*", one.operands)
+        if one.guard or not (is_jump or kind in ("EXIT", "RET")):
+            ways.append(i + 1)
+    return [made.listing[i] for i in sorted(seen)]
