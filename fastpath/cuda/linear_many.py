@@ -23,7 +23,6 @@ from fastpath.cuda import device
 from fastpath.cuda.codes import unpacked_of
 from fastpath.cuda.intrinsics import (
     add32,
-    add_rn,
     address_of,
     and32,
     as_f32,
@@ -35,7 +34,6 @@ from fastpath.cuda.intrinsics import (
     mma_s8,
     mma_s8_short,
     mul32,
-    mul_rn,
     permute_bytes,
     sar32,
     shl32,
@@ -79,17 +77,16 @@ IN_UNIT = (0, 32, 128, 160)  # where the sub-blocks of a unit begin in a row; th
 
 
 class _Places:
-    """Where a kernel has what belongs to rows and tokens; a coding's own, one behind the other."""
+    """Where kernels have what belongs to rows and tokens, one behind the other."""
 
-    def __init__(self, coding):
+    def __init__(self, is_256, n_scales):
         self._top = 2 * OPERAND
-        n_scales = 2 if coding.scales.startswith("16") else 1
         self.sources = self._place(4 * MANY_TOKENS)  # words before a token's row of q
         self.entries = self._place(4 * MANY_TOKENS)  # its row of the result
         # what a thread needs to bring a step: registers are for products
-        self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if coding.is_256 else 0))
+        self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if is_256 else 0))
         self.scales = [self._place(2 * OF_UNIT_ROWS) for _ in range(n_scales)]
-        if coding.is_256:
+        if is_256:
             self.d, self.x_scale = self._place(4 * MANY_ROWS), self._place(4 * MANY_TOKENS)
             self.dmin = self._place(4 * MANY_ROWS)
             self.minima, self.high, self.low = (self._place(16 * MANY_ROWS) for _ in range(3))
@@ -101,6 +98,9 @@ class _Places:
     def _place(self, n_bytes):
         self._top += n_bytes
         return self._top - n_bytes
+
+
+PLACES_32, PLACES_256, PLACES_16_OF_256 = _Places(False, 1), _Places(True, 1), _Places(True, 2)
 
 
 def multiply(weight, rounded, out):
@@ -149,6 +149,7 @@ def _nothing(address, width):
     return ()
 
 
+@cache
 def _plane(bits):
     """(bytes from a tile to what a lane has of it in a step, its words): one plane, so many bits to a code.
 
@@ -220,6 +221,7 @@ def _signed_bytes_of(a):
     return sar32(shl32(a, 24), 24), sar32(shl32(a, 16), 24), sar32(shl32(a, 8), 24), sar32(a, 24)
 
 
+@cache
 def _put_numbers(at):
     """(address of a row's or token's place, four numbers): a number for each sub-block of a unit."""
     puts = tuple(store_words(1, at + i * SUB_BLOCK) for i in range(4))
@@ -235,10 +237,11 @@ def _put_numbers(at):
     return put
 
 
-def _stage_scales_32(coding, places):
+@cache
+def _stage_scales_32(kind, has_minimum, places):
     """(place of the row's numbers, of its minima, 8 bytes for each unit before, words of the unit)"""
     put, put_minima = _put_numbers(places.scales[0]), _put_numbers(places.minima)
-    read, has_minimum = _upper_halves if coding.scales == "e" else _halves, coding.has_minimum
+    read = _upper_halves if kind == "e" else _halves
 
     @cuda.jit(device=True)
     def stage(place, row, unit, words):
@@ -249,9 +252,10 @@ def _stage_scales_32(coding, places):
     return stage
 
 
-def _stage_scales_256(coding, places):
+@cache
+def _stage_scales_256(kind, has_minimum, places):
     put, put_second = _put_numbers(places.scales[0]), _put_numbers(places.scales[-1])
-    put_minima, kind = store_words(2, places.minima), coding.scales
+    put_minima = store_words(2, places.minima)
 
     @cuda.jit(device=True)
     def minima(row, unit, a, b):
@@ -286,23 +290,23 @@ WHOLE = 0x4B400000  # the bits of 1.5 * 2^23: added to a small integer, those of
 def _chain(acc, at, left, b0, b1, d0, d1, s0, s1):
     """A block of 32: its integers come as float32, after one subtraction that is exact."""
     x = mma_s8(left, (b0, b1), (int32(WHOLE), int32(WHOLE), int32(WHOLE), int32(WHOLE)))
-    acc[at] = fma_rn(_less_whole(x[0]), mul_rn(d0, s0), acc[at])
-    acc[at + 1] = fma_rn(_less_whole(x[1]), mul_rn(d0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(_less_whole(x[2]), mul_rn(d1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(_less_whole(x[3]), mul_rn(d1, s1), acc[at + 3])
+    acc[at] = fma_rn(_less_whole(x[0]), d0 * s0, acc[at])
+    acc[at + 1] = fma_rn(_less_whole(x[1]), d0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(_less_whole(x[2]), d1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(_less_whole(x[3]), d1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
 def _less_whole(x):
-    return add_rn(as_f32(x), float32(-12582912))
+    return as_f32(x) - float32(12582912)
 
 
 @cuda.jit(device=True)
 def _chain_minima(acc, at, m0, m1, s0, s1, t0, t1):
-    acc[at] = fma_rn(t0, mul_rn(m0, s0), acc[at])
-    acc[at + 1] = fma_rn(t1, mul_rn(m0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(t0, mul_rn(m1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(t1, mul_rn(m1, s1), acc[at + 3])
+    acc[at] = fma_rn(t0, m0 * s0, acc[at])
+    acc[at + 1] = fma_rn(t1, m0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(t0, m1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(t1, m1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
@@ -333,10 +337,10 @@ def _add(dots, at, x, sc):
 @cuda.jit(device=True)
 def _end(acc, at, x, d0, d1, s0, s1):
     """The end of a block of 256."""
-    acc[at] = fma_rn(float32(x[0]), mul_rn(d0, s0), acc[at])
-    acc[at + 1] = fma_rn(float32(x[1]), mul_rn(d0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(float32(x[2]), mul_rn(d1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(float32(x[3]), mul_rn(d1, s1), acc[at + 3])
+    acc[at] = fma_rn(float32(x[0]), d0 * s0, acc[at])
+    acc[at + 1] = fma_rn(float32(x[1]), d0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(float32(x[2]), d1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(float32(x[3]), d1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
@@ -349,6 +353,7 @@ def _numbers(words):
     return as_f32(words[0]), as_f32(words[1]), as_f32(words[2]), as_f32(words[3])
 
 
+@cache
 def _operands(i):
     """(addresses of the lane's rows and tokens) -> fragments of 2 by 4 matrices, sub-block i of a unit."""
     upper = load_matrices(4, WEIGHTS + IN_UNIT[i])
@@ -418,9 +423,9 @@ def _sub_block_256(i, is_16, places):
     return sub_block
 
 
-def _end_of_block(coding, places):
+@cache
+def _end_of_block(has_minimum, places):
     """(acc, dots, addresses of the lane's scales of rows and tokens, of its words of minima and of sums)"""
-    has_minimum = coding.has_minimum
     load_d, load_dmin = load_words(4, places.d), load_words(4, places.dmin)
     load_s, load_t = load_words(4, places.x_scale), load_words(4, places.x_scale + 16)
     minima = tuple(load_words(1, places.minima + 8 * 16 * k) for k in range(4))
@@ -469,9 +474,10 @@ def _product_of_sums(left, high, low):
 # -- activations
 
 
-def _stage_x_scales_32(coding, places):
+@cache
+def _stage_x_scales_32(has_minimum, places):
     """(place, addresses of a token's scales and sums of a unit)"""
-    put, put_sums, has_minimum = _put_numbers(places.x_scale), _put_numbers(places.x_sums), coding.has_minimum
+    put, put_sums = _put_numbers(places.x_scale), _put_numbers(places.x_sums)
 
     @cuda.jit(device=True)
     def stage(place, token, unit, scale, sums):
@@ -488,6 +494,7 @@ def _as_number(a, b):
     return as_i32(float32(add32(a, b)))
 
 
+@cache
 def _stage_x_sums_256(places):
     put_high, put_low = store_words(2, places.high), store_words(2, places.low)
 
@@ -545,6 +552,7 @@ def _second(pair, base):
     return add32(shr32(pair, 16), base)
 
 
+@cache
 def _copies(offset):
     """(shared address, global address before a row, words to the rows of eight tokens)"""
     copy0, copy1, copy2, copy3, copy4, copy5, copy6, copy7 = (
@@ -586,23 +594,25 @@ def _stage_codes(coding):
 
 
 def _product(coding):
-    places, is_256 = _Places(coding), coding.is_256
+    is_256, is_16 = coding.is_256, coding.scales.startswith("16")
+    places = (PLACES_16_OF_256 if is_16 else PLACES_256) if is_256 else PLACES_32
     low_offset, low_words = _plane(coding.low_bits)
     high_offset, high_words = _plane(coding.high_bits)
     low_bits, high_bits, has_high = coding.low_bits, coding.high_bits, coding.high_bits > 0
     stage0, stage1, stage2, stage3 = _stage_codes(coding)
     sub_bytes = 16 if coding.scales == "d m" else 8
     load_sub = loads_at(f"{_WEIGHTS}.v4.u32", 4, 1, 16) if sub_bytes == 16 else _load_weights[2]
-    stage_scales = (_stage_scales_256 if is_256 else _stage_scales_32)(coding, places)
+    has_minimum = coding.has_minimum
+    stage_scales = (_stage_scales_256 if is_256 else _stage_scales_32)(coding.scales, has_minimum, places)
     if is_256:
-        stage_x = _stage_x_sums_256(places) if coding.has_minimum else _no_stage
+        stage_x = _stage_x_sums_256(places) if has_minimum else _no_stage
         put_d, put_dmin, put_x = (store_words(1, at) for at in (places.d, places.dmin, places.x_scale))
-        end_of_block = _end_of_block(coding, places)
-        sub_blocks = [_sub_block_256(i, coding.scales.startswith("16"), places) for i in range(4)]
+        end_of_block = _end_of_block(has_minimum, places)
+        sub_blocks = [_sub_block_256(i, is_16, places) for i in range(4)]
     else:
-        stage_x = _stage_x_scales_32(coding, places)
+        stage_x = _stage_x_scales_32(has_minimum, places)
         put_d = put_dmin = put_x = end_of_block = None
-        sub_blocks = [_sub_block_32(i, coding.has_minimum, places) for i in range(4)]
+        sub_blocks = [_sub_block_32(i, has_minimum, places) for i in range(4)]
     sub_block0, sub_block1, sub_block2, sub_block3 = sub_blocks
     put_entry, put_source = store_words(1, places.entries), store_words(1, places.sources)
     get_entry = load_words(1, places.entries)
@@ -611,9 +621,9 @@ def _product(coding):
     put_own2, load_own2 = store_addresses(places.own[2]), load_addresses(places.own[2])
     load_sources, load_more_sources = (load_words(4, places.sources + at) for at in (0, 16))
     entries0, entries1, entries2, entries3 = (load_words(2, places.entries + 32 * n) for n in range(4))
-    copy, halves_of_block = _copies(0), 2 if coding.has_minimum else 1
-    has_minimum, load_block = coding.has_minimum, loads_at(f"{_WEIGHTS}.u16", 1, 1, 2)
-    n_words, n_numbers, units_of_x_scale = places.words, NUMBERS, 2 if is_256 else 4
+    copy, halves_of_block = _copies(0), 2 if has_minimum else 1
+    load_block = loads_at(f"{_WEIGHTS}.u16", 1, 1, 2)
+    n_words, n_numbers = places.words, NUMBERS
     half_steps = PADDED // UNIT
 
     def kernel(
