@@ -72,7 +72,9 @@ OPERAND = MANY_ROWS * ROW
 WEIGHTS, TOKENS = 0, OPERAND
 # Of a scale per sub-block: [units of the step][sub-blocks of a unit][halves of the tile][...]
 SUB_BLOCK, HALF = 256, 128
-OF_UNIT_ROWS, OF_UNIT_TOKENS = 4 * SUB_BLOCK + 64, 4 * SUB_BLOCK + 16  # units spread over the banks as well
+OF_UNIT_ROWS, OF_UNIT_TOKENS = 4 * SUB_BLOCK, 4 * SUB_BLOCK + 16
+OF_UNIT_MINIMA = 8 * MANY_ROWS + 64  # eight bytes a row; units lie in other banks
+SOURCES = 48  # of eight tokens, 8 apart
 IN_UNIT = (0, 32, 128, 160)  # where the sub-blocks of a unit begin in a row; those of the next, 64 behind
 
 
@@ -81,7 +83,7 @@ class _Places:
 
     def __init__(self, is_256, n_scales):
         self._top = 2 * OPERAND
-        self.sources = self._place(4 * MANY_TOKENS)  # words before a token's row of q
+        self.sources = self._place(8 * SOURCES)  # words before a token's row of q
         self.entries = self._place(4 * MANY_TOKENS)  # its row of the result
         # what a thread needs to bring a step: registers are for products
         self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if is_256 else 0))
@@ -89,7 +91,8 @@ class _Places:
         if is_256:
             self.d, self.x_scale = self._place(4 * MANY_ROWS), self._place(4 * MANY_TOKENS)
             self.dmin = self._place(4 * MANY_ROWS)
-            self.minima, self.high, self.low = (self._place(16 * MANY_ROWS) for _ in range(3))
+            self.minima = self._place(2 * OF_UNIT_MINIMA)
+            self.high, self.low = self._place(16 * MANY_TOKENS), self._place(16 * MANY_TOKENS)
         else:
             self.minima = self._place(2 * OF_UNIT_ROWS)
             self.x_scale, self.x_sums = self._place(2 * OF_UNIT_TOKENS), self._place(2 * OF_UNIT_TOKENS)
@@ -139,6 +142,10 @@ def _place_of_token(token):
 _WEIGHTS = "ld.global.nc.L1::no_allocate"
 _load_weights = {n: loads_at(f"{_WEIGHTS}.{kind}", n, 1, 16) for n, kind in
                  {1: "u32", 2: "v2.u32", 4: "v4.u32"}.items()}  # fmt: skip
+# Scales of the next steps lie in the same sectors.
+_SCALES = "ld.global.nc"
+_load_two_scales, _load_four_scales = (loads_at(f"{_SCALES}.v{n}.u32", n, 1, 4 * n) for n in (2, 4))
+_load_half = loads_at(f"{_SCALES}.u16", 1, 1, 2)
 _load_two_pieces = loads_at(f"{_WEIGHTS}.v4.u32", 4, 2)
 _load_4 = loads_at("ld.global.v4.u32", 4, 1, 16)
 _load_8 = loads_at("ld.global.v4.u32", 4, 2, 16)
@@ -239,12 +246,12 @@ def _put_numbers(at):
 
 @cache
 def _stage_scales_32(kind, has_minimum, places):
-    """(place of the row's numbers, of its minima, 8 bytes for each unit before, words of the unit)"""
+    """(place of the row's numbers, of its minima, words of the unit)"""
     put, put_minima = _put_numbers(places.scales[0]), _put_numbers(places.minima)
     read = _upper_halves if kind == "e" else _halves
 
     @cuda.jit(device=True)
-    def stage(place, row, unit, words):
+    def stage(place, row, words):
         put(place, read(words[0], words[1]))
         if has_minimum:
             put_minima(place, read(words[2], words[3]))
@@ -258,23 +265,23 @@ def _stage_scales_256(kind, has_minimum, places):
     put_minima = store_words(2, places.minima)
 
     @cuda.jit(device=True)
-    def minima(row, unit, a, b):
-        put_minima(add32(row, unit), (a, b))
+    def minima(row, a, b):
+        put_minima(row, (a, b))
 
     @cuda.jit(device=True)
-    def bytes_and_minima(place, row, unit, words):
+    def bytes_and_minima(place, row, words):
         put(place, _bytes_of(words[0]))
-        minima(row, unit, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
+        minima(row, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
 
     @cuda.jit(device=True)
-    def nibbles(place, row, unit, words):
+    def nibbles(place, row, words):
         a, b = and32(words[0], 0x0F0F0F0F), and32(words[1], 0x0F0F0F0F)
         put(place, _bytes_of(permute_bytes(a, b, 0x6420)))
         put_second(place, _bytes_of(permute_bytes(a, b, 0x7531)))
-        minima(row, unit, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
+        minima(row, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
 
     @cuda.jit(device=True)
-    def signed(place, row, unit, words):
+    def signed(place, row, words):
         put(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x6420)))
         put_second(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x7531)))
 
@@ -428,7 +435,7 @@ def _end_of_block(has_minimum, places):
     """(acc, dots, addresses of the lane's scales of rows and tokens, of its words of minima and of sums)"""
     load_d, load_dmin = load_words(4, places.d), load_words(4, places.dmin)
     load_s, load_t = load_words(4, places.x_scale), load_words(4, places.x_scale + 16)
-    minima = tuple(load_words(1, places.minima + 8 * 16 * k) for k in range(4))
+    minima = tuple(load_words(1, places.minima + 8 * 8 * k) for k in range(4))
     high = tuple(load_words(1, places.high + 8 * 16 * n) for n in range(4))
     low = tuple(load_words(1, places.low + 8 * 16 * n) for n in range(4))
     minima0, minima1, minima2, minima3 = minima
@@ -601,7 +608,7 @@ def _product(coding):
     low_bits, high_bits, has_high = coding.low_bits, coding.high_bits, coding.high_bits > 0
     stage0, stage1, stage2, stage3 = _stage_codes(coding)
     sub_bytes = 16 if coding.scales == "d m" else 8
-    load_sub = loads_at(f"{_WEIGHTS}.v4.u32", 4, 1, 16) if sub_bytes == 16 else _load_weights[2]
+    load_sub = _load_four_scales if sub_bytes == 16 else _load_two_scales
     has_minimum = coding.has_minimum
     stage_scales = (_stage_scales_256 if is_256 else _stage_scales_32)(coding.scales, has_minimum, places)
     if is_256:
@@ -622,7 +629,6 @@ def _product(coding):
     load_sources, load_more_sources = (load_words(4, places.sources + at) for at in (0, 16))
     entries0, entries1, entries2, entries3 = (load_words(2, places.entries + 32 * n) for n in range(4))
     copy, halves_of_block = _copies(0), 2 if has_minimum else 1
-    load_block = loads_at(f"{_WEIGHTS}.u16", 1, 1, 2)
     n_words, n_numbers = places.words, NUMBERS
     half_steps = PADDED // UNIT
 
@@ -644,7 +650,7 @@ def _product(coding):
                 entry = entries[entry]
             put_entry(base + 4 * thread, entry)
             source = mul32(_row_of(entry, share), int32(q.shape[1]))
-            put_source(base + 32 * (thread & 7) + 4 * (thread >> 3), source)
+            put_source(base + SOURCES * (thread & 7) + 4 * (thread >> 3), source)
         cuda.syncthreads()
 
         if is_256:
@@ -662,13 +668,12 @@ def _product(coding):
         codes_to = int32(
             base + (4 * ROWS * warp + r) * ROW + 64 * unit + (i >> 1) * 128 + (i & 1) * 32
         )
-        # scales: a thread has those of a unit, of a row and of a token
-        row = int32(32 * (warp >> 1) + 4 * (warp & 1) + 8 * (lane >> 1 & 3) + (lane >> 3))
-        token = thread >> 1
+        # scales: a thread has those of a unit of a row, and of a unit of a token
+        row, unit_of_row, token = int32(OF_WARP * (warp >> 1) + lane), warp & 1, thread >> 1
         tile, _ = _tile_and_rest(tile0 + row // ROWS, n_tiles)
         sub_at = address_of(sub, (before + tile) * n_units * (2 * sub_bytes))
-        scales_to = int32(base + _place_of_row(row) + OF_UNIT_ROWS * unit)
-        minima_to = int32(base + 16 * row)
+        scales_to = int32(base + _place_of_row(row) + OF_UNIT_ROWS * unit_of_row)
+        minima_to = int32(base + 8 * row + OF_UNIT_MINIMA * unit_of_row)
         x_sums_at = mul32(_row_of(get_entry(base + 4 * token), share), int32(sums.shape[1])) + 8 * unit
         x_scales_to = int32(base + _place_of_token(token) + OF_UNIT_TOKENS * unit)
         x_sums_to = int32(base + 16 * token)
@@ -723,7 +728,7 @@ def _product(coding):
             low_at, sub_at = load_own1(own)
             if is_256:
                 block_at, high_at = load_own2(own)
-            sources_at = add32(mul32(shr32(now, 4), 32), base)
+            sources_at = add32(mul32(shr32(now, 4), SOURCES), base)
             of_x = add32(add32(mul32(first_unit, 8), in_step), of_chunk)
             copy(
                 _second(to, base), wide_mad(of_x, 16, address_of(q, 0)),
@@ -748,7 +753,7 @@ def _product(coding):
                 more3 = high_words(wide_mad(apart3, high_bits, here), width)
                 words0, words1, words2, words3 = words0 + more0, words1 + more1, words2 + more2, words3 + more3
             of_unit = add32(
-                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, unit)
+                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, int32(unit_of_row))
             )
             of_sub = load_sub(wide_mad(of_unit, sub_bytes, sub_at))
             x_sums_at = add32(x_sums_at, mul32(step, 16))
@@ -759,12 +764,12 @@ def _product(coding):
             if is_256:
                 if thread < MANY_ROWS:
                     block_at = wide_mad(step, 2 * ROWS * halves_of_block, block_at)
-                    put_d(single_to, as_i32(f16_to_f32(load_block(block_at)[0])))
+                    put_d(single_to, as_i32(f16_to_f32(_load_half(block_at)[0])))
                     if has_minimum:
-                        put_dmin(single_to, as_i32(-f16_to_f32(load_block(block_at + 2)[0])))
+                        put_dmin(single_to, as_i32(-f16_to_f32(_load_half(block_at + 2)[0])))
                 else:
                     put_x(single_to, _load_1(wide_mad(step, 4, block_at))[0])
-            stage_scales(_first(to_scales, base), _first(to_minima, base), mul32(unit, 8), of_sub)
+            stage_scales(_first(to_scales, base), _first(to_minima, base), of_sub)
             stage0(_first(to, base), words0)
             stage1(_first(to, base), words1)
             stage2(_first(to, base), words2)
@@ -787,9 +792,11 @@ def _product(coding):
                     sub_block3(acc, dots, left, right, of_left, of_right)
                 if is_256:
                     now = afresh(thread)
-                    of_lane = add32(mul32(and32(now, 31), 4), base)
-                    of_minima = add32(mul32(and32(now, 32), 16), of_lane)
-                    of_sums = add32(mul32(shr32(now, 6), 512), of_lane)
+                    of_sums = add32(add32(mul32(and32(now, 31), 4), mul32(shr32(now, 6), 16 * OF_WARP)), base)
+                    of_minima = add32(and32(mul32(now, 2), 7 * 8), and32(mul32(now, 8), 8 * OF_WARP))
+                    of_minima = add32(of_minima, and32(mul32(now, 4), 4))
+                    of_minima = add32(of_minima, mul32(and32(shr32(now, 1), 1), OF_UNIT_MINIMA))
+                    of_minima = add32(of_minima, base)
                     end_of_block(acc, dots, of_rows, of_tokens, of_minima, of_sums)
             cuda.syncthreads()
             step = add32(step, 1)
