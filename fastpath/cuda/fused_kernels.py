@@ -27,6 +27,7 @@ from fastpath.cuda.warp import MAX_WARPS
 
 ROW = float32[::1]
 REGISTERS = 96  # ceiling: such kernels are small, and each waits for the one before it
+FILE = 65536  # registers of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
         _function(text, steps),
         types,
         tuple(sorted({want for kernel in kernels for want in kernel.wants})),
-        registers=max(REGISTERS, *(kernel.registers for kernel in kernels)),
+        registers=_registers(parts),
         bounds=_bounds(parts),
         name=name,
         writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
@@ -124,9 +125,17 @@ def _function(text: str, steps: dict) -> Any:
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
-    """What the product asks for that fits least often."""
+    """What products ask for; with several formats a block less: each wants registers for other numbers."""
     found = [part.members[0].kernel.bounds for part in parts if isinstance(part, Tiles)]
-    return min((bounds for bounds in found if bounds), default=None)
+    bounds = min((bounds for bounds in found if bounds), default=None)
+    return (bounds[0], bounds[1] - 1) if bounds and len(found) > 1 else bounds
+
+
+def _registers(parts: tuple[Part, ...]) -> int:
+    """Ceiling: what the bounds leave to a thread, but for other kinds of parts."""
+    most = max(kernel.registers for kernel in (wired.kernel for part in parts for wired in wired_of(part)))
+    bounds = _bounds(parts)
+    return max(REGISTERS, most, FILE // (bounds[0] * bounds[1]) // 8 * 8 if bounds else 0)
 
 
 def wired_of(part: Part) -> tuple[Wired, ...]:

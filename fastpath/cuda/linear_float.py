@@ -17,8 +17,16 @@ from numba import cuda, float32, int32, int64, uint16
 
 from fastpath.cuda import device
 from fastpath.cuda.codes import OF_UNIT, spot_of
-from fastpath.cuda.grouping import TOKENS, entries_of, entry_of
-from fastpath.cuda.intrinsics import add32, as_f32, fma_rn, load_v4, load_weights_v4, mul32
+from fastpath.cuda.grouping import TOKENS, entry_of, row_of_lane
+from fastpath.cuda.intrinsics import (
+    add32,
+    as_f32,
+    fma_rn,
+    load_v4,
+    load_weights_v4,
+    mul32,
+    of_lane_in_8,
+)
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, COLUMNS, PADDED, ROWS, UNIT, UNITS, WIDTH, padded_columns
 from fastpath.cuda.ready import at_once, when_previous_ended
@@ -147,6 +155,12 @@ def _totals(sums, u):
     return mine
 
 
+@cuda.jit(device=True)
+def _place(r, k, C, at):
+    """Of token k's columns in activations; lane k has its row."""
+    return add32(mul32(of_lane_in_8(r, int32(k)), C), at)
+
+
 # -- weights: (begin, walk over all columns of a lane for one token, the same for up to 8)
 
 
@@ -244,20 +258,19 @@ def _maker(coding):
     begin, walk_one, walk_all = (_plain if coding.is_plain else _coded)(coding)
 
     @cuda.jit(device=True)
-    def finish(state, tile, y, found, low, high, sub, block, x, n_units, slots, share, out):
-        lane, n = cuda.threadIdx.x & 31, found[1]
+    def finish(state, tile, n, r, low, high, sub, block, x, n_units):
+        lane = cuda.threadIdx.x & 31
         row, u = lane >> 3, int32(lane & 7)
         C, at = int32(x.shape[1]), int32(4 * u)
-        places = (
-            add32(mul32(found[2], C), at), add32(mul32(found[3], C), at),
-            add32(mul32(found[4], C), at), add32(mul32(found[5], C), at),
-            add32(mul32(found[6], C), at), add32(mul32(found[7], C), at),
-            add32(mul32(found[8], C), at), add32(mul32(found[9], C), at),
-        )  # fmt: skip
         zero = float32(0), float32(0)
         if n == 1:
+            places = (add32(mul32(r, C), at),)
             sums = walk_one(state, low, high, sub, block, tile, n_units, row, u, x, places, n, (zero,))
             return _total(sums[0])
+        places = (
+            _place(r, 0, C, at), _place(r, 1, C, at), _place(r, 2, C, at), _place(r, 3, C, at),
+            _place(r, 4, C, at), _place(r, 5, C, at), _place(r, 6, C, at), _place(r, 7, C, at),
+        )  # fmt: skip
         zeros = zero, zero, zero, zero, zero, zero, zero, zero
         sums = walk_all(state, low, high, sub, block, tile, n_units, row, u, x, places, n, zeros)
         return _totals(sums, u)
@@ -272,16 +285,16 @@ def _maker(coding):
                 return
             if share != 0:
                 ready()
-            found = entries_of(slots, share, out.shape[0], y)
-            if found[0] < 0:
+            matrix, n, r = row_of_lane(slots, share, out.shape[0], y)
+            if matrix < 0:
                 return
-            tile_of_all = int64(found[0]) * n_tiles + tile
+            tile_of_all = int64(matrix) * n_tiles + tile
             state = begin(low, high, sub, block, tile_of_all, n_units, row, u)
             if share == 0:
                 ready()
-            total = finish(state, tile_of_all, y, found, low, high, sub, block, x, n_units, slots, share, out)
+            total = finish(state, tile_of_all, n, r, low, high, sub, block, x, n_units)
             m = tile * ROWS + row
-            if u < found[1] and m < M:
+            if u < n and m < M:
                 out[entry_of(slots, share, u, y), m] = total
 
         return product

@@ -23,7 +23,6 @@ from fastpath.cuda import device
 from fastpath.cuda.codes import unpacked_of
 from fastpath.cuda.intrinsics import (
     add32,
-    add_rn,
     address_of,
     and32,
     as_f32,
@@ -35,7 +34,6 @@ from fastpath.cuda.intrinsics import (
     mma_s8,
     mma_s8_short,
     mul32,
-    mul_rn,
     permute_bytes,
     sar32,
     shl32,
@@ -74,25 +72,27 @@ OPERAND = MANY_ROWS * ROW
 WEIGHTS, TOKENS = 0, OPERAND
 # Of a scale per sub-block: [units of the step][sub-blocks of a unit][halves of the tile][...]
 SUB_BLOCK, HALF = 256, 128
-OF_UNIT_ROWS, OF_UNIT_TOKENS = 4 * SUB_BLOCK + 64, 4 * SUB_BLOCK + 16  # units spread over the banks as well
+OF_UNIT_ROWS, OF_UNIT_TOKENS = 4 * SUB_BLOCK, 4 * SUB_BLOCK + 16
+OF_UNIT_MINIMA = 8 * MANY_ROWS + 64  # eight bytes a row; units lie in other banks
+SOURCES = 48  # of eight tokens, 8 apart
 IN_UNIT = (0, 32, 128, 160)  # where the sub-blocks of a unit begin in a row; those of the next, 64 behind
 
 
 class _Places:
-    """Where a kernel has what belongs to rows and tokens; a coding's own, one behind the other."""
+    """Where kernels have what belongs to rows and tokens, one behind the other."""
 
-    def __init__(self, coding):
+    def __init__(self, is_256, n_scales):
         self._top = 2 * OPERAND
-        n_scales = 2 if coding.scales.startswith("16") else 1
-        self.sources = self._place(4 * MANY_TOKENS)  # words before a token's row of q
+        self.sources = self._place(8 * SOURCES)  # words before a token's row of q
         self.entries = self._place(4 * MANY_TOKENS)  # its row of the result
         # what a thread needs to bring a step: registers are for products
-        self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if coding.is_256 else 0))
+        self.own = (16 * CHUNK, self._place(16 * THREADS), self._place(16 * THREADS if is_256 else 0))
         self.scales = [self._place(2 * OF_UNIT_ROWS) for _ in range(n_scales)]
-        if coding.is_256:
+        if is_256:
             self.d, self.x_scale = self._place(4 * MANY_ROWS), self._place(4 * MANY_TOKENS)
             self.dmin = self._place(4 * MANY_ROWS)
-            self.minima, self.high, self.low = (self._place(16 * MANY_ROWS) for _ in range(3))
+            self.minima = self._place(2 * OF_UNIT_MINIMA)
+            self.high, self.low = self._place(16 * MANY_TOKENS), self._place(16 * MANY_TOKENS)
         else:
             self.minima = self._place(2 * OF_UNIT_ROWS)
             self.x_scale, self.x_sums = self._place(2 * OF_UNIT_TOKENS), self._place(2 * OF_UNIT_TOKENS)
@@ -101,6 +101,9 @@ class _Places:
     def _place(self, n_bytes):
         self._top += n_bytes
         return self._top - n_bytes
+
+
+PLACES_32, PLACES_256, PLACES_16_OF_256 = _Places(False, 1), _Places(True, 1), _Places(True, 2)
 
 
 def multiply(weight, rounded, out):
@@ -139,6 +142,10 @@ def _place_of_token(token):
 _WEIGHTS = "ld.global.nc.L1::no_allocate"
 _load_weights = {n: loads_at(f"{_WEIGHTS}.{kind}", n, 1, 16) for n, kind in
                  {1: "u32", 2: "v2.u32", 4: "v4.u32"}.items()}  # fmt: skip
+# Scales of the next steps lie in the same sectors.
+_SCALES = "ld.global.nc"
+_load_two_scales, _load_four_scales = (loads_at(f"{_SCALES}.v{n}.u32", n, 1, 4 * n) for n in (2, 4))
+_load_half = loads_at(f"{_SCALES}.u16", 1, 1, 2)
 _load_two_pieces = loads_at(f"{_WEIGHTS}.v4.u32", 4, 2)
 _load_4 = loads_at("ld.global.v4.u32", 4, 1, 16)
 _load_8 = loads_at("ld.global.v4.u32", 4, 2, 16)
@@ -149,6 +156,7 @@ def _nothing(address, width):
     return ()
 
 
+@cache
 def _plane(bits):
     """(bytes from a tile to what a lane has of it in a step, its words): one plane, so many bits to a code.
 
@@ -220,6 +228,7 @@ def _signed_bytes_of(a):
     return sar32(shl32(a, 24), 24), sar32(shl32(a, 16), 24), sar32(shl32(a, 8), 24), sar32(a, 24)
 
 
+@cache
 def _put_numbers(at):
     """(address of a row's or token's place, four numbers): a number for each sub-block of a unit."""
     puts = tuple(store_words(1, at + i * SUB_BLOCK) for i in range(4))
@@ -235,13 +244,14 @@ def _put_numbers(at):
     return put
 
 
-def _stage_scales_32(coding, places):
-    """(place of the row's numbers, of its minima, 8 bytes for each unit before, words of the unit)"""
+@cache
+def _stage_scales_32(kind, has_minimum, places):
+    """(place of the row's numbers, of its minima, words of the unit)"""
     put, put_minima = _put_numbers(places.scales[0]), _put_numbers(places.minima)
-    read, has_minimum = _upper_halves if coding.scales == "e" else _halves, coding.has_minimum
+    read = _upper_halves if kind == "e" else _halves
 
     @cuda.jit(device=True)
-    def stage(place, row, unit, words):
+    def stage(place, row, words):
         put(place, read(words[0], words[1]))
         if has_minimum:
             put_minima(place, read(words[2], words[3]))
@@ -249,28 +259,29 @@ def _stage_scales_32(coding, places):
     return stage
 
 
-def _stage_scales_256(coding, places):
+@cache
+def _stage_scales_256(kind, has_minimum, places):
     put, put_second = _put_numbers(places.scales[0]), _put_numbers(places.scales[-1])
-    put_minima, kind = store_words(2, places.minima), coding.scales
+    put_minima = store_words(2, places.minima)
 
     @cuda.jit(device=True)
-    def minima(row, unit, a, b):
-        put_minima(add32(row, unit), (a, b))
+    def minima(row, a, b):
+        put_minima(row, (a, b))
 
     @cuda.jit(device=True)
-    def bytes_and_minima(place, row, unit, words):
+    def bytes_and_minima(place, row, words):
         put(place, _bytes_of(words[0]))
-        minima(row, unit, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
+        minima(row, permute_bytes(words[1], 0, 0x1100), permute_bytes(words[1], 0, 0x3322))
 
     @cuda.jit(device=True)
-    def nibbles(place, row, unit, words):
+    def nibbles(place, row, words):
         a, b = and32(words[0], 0x0F0F0F0F), and32(words[1], 0x0F0F0F0F)
         put(place, _bytes_of(permute_bytes(a, b, 0x6420)))
         put_second(place, _bytes_of(permute_bytes(a, b, 0x7531)))
-        minima(row, unit, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
+        minima(row, and32(shr32(words[0], 4), 0x0F0F0F0F), and32(shr32(words[1], 4), 0x0F0F0F0F))
 
     @cuda.jit(device=True)
-    def signed(place, row, unit, words):
+    def signed(place, row, words):
         put(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x6420)))
         put_second(place, _signed_bytes_of(permute_bytes(words[0], words[1], 0x7531)))
 
@@ -286,23 +297,23 @@ WHOLE = 0x4B400000  # the bits of 1.5 * 2^23: added to a small integer, those of
 def _chain(acc, at, left, b0, b1, d0, d1, s0, s1):
     """A block of 32: its integers come as float32, after one subtraction that is exact."""
     x = mma_s8(left, (b0, b1), (int32(WHOLE), int32(WHOLE), int32(WHOLE), int32(WHOLE)))
-    acc[at] = fma_rn(_less_whole(x[0]), mul_rn(d0, s0), acc[at])
-    acc[at + 1] = fma_rn(_less_whole(x[1]), mul_rn(d0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(_less_whole(x[2]), mul_rn(d1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(_less_whole(x[3]), mul_rn(d1, s1), acc[at + 3])
+    acc[at] = fma_rn(_less_whole(x[0]), d0 * s0, acc[at])
+    acc[at + 1] = fma_rn(_less_whole(x[1]), d0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(_less_whole(x[2]), d1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(_less_whole(x[3]), d1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
 def _less_whole(x):
-    return add_rn(as_f32(x), float32(-12582912))
+    return as_f32(x) - float32(12582912)
 
 
 @cuda.jit(device=True)
 def _chain_minima(acc, at, m0, m1, s0, s1, t0, t1):
-    acc[at] = fma_rn(t0, mul_rn(m0, s0), acc[at])
-    acc[at + 1] = fma_rn(t1, mul_rn(m0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(t0, mul_rn(m1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(t1, mul_rn(m1, s1), acc[at + 3])
+    acc[at] = fma_rn(t0, m0 * s0, acc[at])
+    acc[at + 1] = fma_rn(t1, m0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(t0, m1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(t1, m1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
@@ -333,10 +344,10 @@ def _add(dots, at, x, sc):
 @cuda.jit(device=True)
 def _end(acc, at, x, d0, d1, s0, s1):
     """The end of a block of 256."""
-    acc[at] = fma_rn(float32(x[0]), mul_rn(d0, s0), acc[at])
-    acc[at + 1] = fma_rn(float32(x[1]), mul_rn(d0, s1), acc[at + 1])
-    acc[at + 2] = fma_rn(float32(x[2]), mul_rn(d1, s0), acc[at + 2])
-    acc[at + 3] = fma_rn(float32(x[3]), mul_rn(d1, s1), acc[at + 3])
+    acc[at] = fma_rn(float32(x[0]), d0 * s0, acc[at])
+    acc[at + 1] = fma_rn(float32(x[1]), d0 * s1, acc[at + 1])
+    acc[at + 2] = fma_rn(float32(x[2]), d1 * s0, acc[at + 2])
+    acc[at + 3] = fma_rn(float32(x[3]), d1 * s1, acc[at + 3])
 
 
 @cuda.jit(device=True)
@@ -349,6 +360,7 @@ def _numbers(words):
     return as_f32(words[0]), as_f32(words[1]), as_f32(words[2]), as_f32(words[3])
 
 
+@cache
 def _operands(i):
     """(addresses of the lane's rows and tokens) -> fragments of 2 by 4 matrices, sub-block i of a unit."""
     upper = load_matrices(4, WEIGHTS + IN_UNIT[i])
@@ -418,12 +430,12 @@ def _sub_block_256(i, is_16, places):
     return sub_block
 
 
-def _end_of_block(coding, places):
+@cache
+def _end_of_block(has_minimum, places):
     """(acc, dots, addresses of the lane's scales of rows and tokens, of its words of minima and of sums)"""
-    has_minimum = coding.has_minimum
     load_d, load_dmin = load_words(4, places.d), load_words(4, places.dmin)
     load_s, load_t = load_words(4, places.x_scale), load_words(4, places.x_scale + 16)
-    minima = tuple(load_words(1, places.minima + 8 * 16 * k) for k in range(4))
+    minima = tuple(load_words(1, places.minima + 8 * 8 * k) for k in range(4))
     high = tuple(load_words(1, places.high + 8 * 16 * n) for n in range(4))
     low = tuple(load_words(1, places.low + 8 * 16 * n) for n in range(4))
     minima0, minima1, minima2, minima3 = minima
@@ -469,9 +481,10 @@ def _product_of_sums(left, high, low):
 # -- activations
 
 
-def _stage_x_scales_32(coding, places):
+@cache
+def _stage_x_scales_32(has_minimum, places):
     """(place, addresses of a token's scales and sums of a unit)"""
-    put, put_sums, has_minimum = _put_numbers(places.x_scale), _put_numbers(places.x_sums), coding.has_minimum
+    put, put_sums = _put_numbers(places.x_scale), _put_numbers(places.x_sums)
 
     @cuda.jit(device=True)
     def stage(place, token, unit, scale, sums):
@@ -488,6 +501,7 @@ def _as_number(a, b):
     return as_i32(float32(add32(a, b)))
 
 
+@cache
 def _stage_x_sums_256(places):
     put_high, put_low = store_words(2, places.high), store_words(2, places.low)
 
@@ -545,6 +559,7 @@ def _second(pair, base):
     return add32(shr32(pair, 16), base)
 
 
+@cache
 def _copies(offset):
     """(shared address, global address before a row, words to the rows of eight tokens)"""
     copy0, copy1, copy2, copy3, copy4, copy5, copy6, copy7 = (
@@ -586,23 +601,25 @@ def _stage_codes(coding):
 
 
 def _product(coding):
-    places, is_256 = _Places(coding), coding.is_256
+    is_256, is_16 = coding.is_256, coding.scales.startswith("16")
+    places = (PLACES_16_OF_256 if is_16 else PLACES_256) if is_256 else PLACES_32
     low_offset, low_words = _plane(coding.low_bits)
     high_offset, high_words = _plane(coding.high_bits)
     low_bits, high_bits, has_high = coding.low_bits, coding.high_bits, coding.high_bits > 0
     stage0, stage1, stage2, stage3 = _stage_codes(coding)
     sub_bytes = 16 if coding.scales == "d m" else 8
-    load_sub = loads_at(f"{_WEIGHTS}.v4.u32", 4, 1, 16) if sub_bytes == 16 else _load_weights[2]
-    stage_scales = (_stage_scales_256 if is_256 else _stage_scales_32)(coding, places)
+    load_sub = _load_four_scales if sub_bytes == 16 else _load_two_scales
+    has_minimum = coding.has_minimum
+    stage_scales = (_stage_scales_256 if is_256 else _stage_scales_32)(coding.scales, has_minimum, places)
     if is_256:
-        stage_x = _stage_x_sums_256(places) if coding.has_minimum else _no_stage
+        stage_x = _stage_x_sums_256(places) if has_minimum else _no_stage
         put_d, put_dmin, put_x = (store_words(1, at) for at in (places.d, places.dmin, places.x_scale))
-        end_of_block = _end_of_block(coding, places)
-        sub_blocks = [_sub_block_256(i, coding.scales.startswith("16"), places) for i in range(4)]
+        end_of_block = _end_of_block(has_minimum, places)
+        sub_blocks = [_sub_block_256(i, is_16, places) for i in range(4)]
     else:
-        stage_x = _stage_x_scales_32(coding, places)
+        stage_x = _stage_x_scales_32(has_minimum, places)
         put_d = put_dmin = put_x = end_of_block = None
-        sub_blocks = [_sub_block_32(i, coding.has_minimum, places) for i in range(4)]
+        sub_blocks = [_sub_block_32(i, has_minimum, places) for i in range(4)]
     sub_block0, sub_block1, sub_block2, sub_block3 = sub_blocks
     put_entry, put_source = store_words(1, places.entries), store_words(1, places.sources)
     get_entry = load_words(1, places.entries)
@@ -611,9 +628,8 @@ def _product(coding):
     put_own2, load_own2 = store_addresses(places.own[2]), load_addresses(places.own[2])
     load_sources, load_more_sources = (load_words(4, places.sources + at) for at in (0, 16))
     entries0, entries1, entries2, entries3 = (load_words(2, places.entries + 32 * n) for n in range(4))
-    copy, halves_of_block = _copies(0), 2 if coding.has_minimum else 1
-    has_minimum, load_block = coding.has_minimum, loads_at(f"{_WEIGHTS}.u16", 1, 1, 2)
-    n_words, n_numbers, units_of_x_scale = places.words, NUMBERS, 2 if is_256 else 4
+    copy, halves_of_block = _copies(0), 2 if has_minimum else 1
+    n_words, n_numbers = places.words, NUMBERS
     half_steps = PADDED // UNIT
 
     def kernel(
@@ -634,7 +650,7 @@ def _product(coding):
                 entry = entries[entry]
             put_entry(base + 4 * thread, entry)
             source = mul32(_row_of(entry, share), int32(q.shape[1]))
-            put_source(base + 32 * (thread & 7) + 4 * (thread >> 3), source)
+            put_source(base + SOURCES * (thread & 7) + 4 * (thread >> 3), source)
         cuda.syncthreads()
 
         if is_256:
@@ -652,13 +668,12 @@ def _product(coding):
         codes_to = int32(
             base + (4 * ROWS * warp + r) * ROW + 64 * unit + (i >> 1) * 128 + (i & 1) * 32
         )
-        # scales: a thread has those of a unit, of a row and of a token
-        row = int32(32 * (warp >> 1) + 4 * (warp & 1) + 8 * (lane >> 1 & 3) + (lane >> 3))
-        token = thread >> 1
+        # scales: a thread has those of a unit of a row, and of a unit of a token
+        row, unit_of_row, token = int32(OF_WARP * (warp >> 1) + lane), warp & 1, thread >> 1
         tile, _ = _tile_and_rest(tile0 + row // ROWS, n_tiles)
         sub_at = address_of(sub, (before + tile) * n_units * (2 * sub_bytes))
-        scales_to = int32(base + _place_of_row(row) + OF_UNIT_ROWS * unit)
-        minima_to = int32(base + 16 * row)
+        scales_to = int32(base + _place_of_row(row) + OF_UNIT_ROWS * unit_of_row)
+        minima_to = int32(base + 8 * row + OF_UNIT_MINIMA * unit_of_row)
         x_sums_at = mul32(_row_of(get_entry(base + 4 * token), share), int32(sums.shape[1])) + 8 * unit
         x_scales_to = int32(base + _place_of_token(token) + OF_UNIT_TOKENS * unit)
         x_sums_to = int32(base + 16 * token)
@@ -713,7 +728,7 @@ def _product(coding):
             low_at, sub_at = load_own1(own)
             if is_256:
                 block_at, high_at = load_own2(own)
-            sources_at = add32(mul32(shr32(now, 4), 32), base)
+            sources_at = add32(mul32(shr32(now, 4), SOURCES), base)
             of_x = add32(add32(mul32(first_unit, 8), in_step), of_chunk)
             copy(
                 _second(to, base), wide_mad(of_x, 16, address_of(q, 0)),
@@ -738,7 +753,7 @@ def _product(coding):
                 more3 = high_words(wide_mad(apart3, high_bits, here), width)
                 words0, words1, words2, words3 = words0 + more0, words1 + more1, words2 + more2, words3 + more3
             of_unit = add32(
-                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, unit)
+                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, int32(unit_of_row))
             )
             of_sub = load_sub(wide_mad(of_unit, sub_bytes, sub_at))
             x_sums_at = add32(x_sums_at, mul32(step, 16))
@@ -749,12 +764,12 @@ def _product(coding):
             if is_256:
                 if thread < MANY_ROWS:
                     block_at = wide_mad(step, 2 * ROWS * halves_of_block, block_at)
-                    put_d(single_to, as_i32(f16_to_f32(load_block(block_at)[0])))
+                    put_d(single_to, as_i32(f16_to_f32(_load_half(block_at)[0])))
                     if has_minimum:
-                        put_dmin(single_to, as_i32(-f16_to_f32(load_block(block_at + 2)[0])))
+                        put_dmin(single_to, as_i32(-f16_to_f32(_load_half(block_at + 2)[0])))
                 else:
                     put_x(single_to, _load_1(wide_mad(step, 4, block_at))[0])
-            stage_scales(_first(to_scales, base), _first(to_minima, base), mul32(unit, 8), of_sub)
+            stage_scales(_first(to_scales, base), _first(to_minima, base), of_sub)
             stage0(_first(to, base), words0)
             stage1(_first(to, base), words1)
             stage2(_first(to, base), words2)
@@ -777,9 +792,11 @@ def _product(coding):
                     sub_block3(acc, dots, left, right, of_left, of_right)
                 if is_256:
                     now = afresh(thread)
-                    of_lane = add32(mul32(and32(now, 31), 4), base)
-                    of_minima = add32(mul32(and32(now, 32), 16), of_lane)
-                    of_sums = add32(mul32(shr32(now, 6), 512), of_lane)
+                    of_sums = add32(add32(mul32(and32(now, 31), 4), mul32(shr32(now, 6), 16 * OF_WARP)), base)
+                    of_minima = add32(and32(mul32(now, 2), 7 * 8), and32(mul32(now, 8), 8 * OF_WARP))
+                    of_minima = add32(of_minima, and32(mul32(now, 4), 4))
+                    of_minima = add32(of_minima, mul32(and32(shr32(now, 1), 1), OF_UNIT_MINIMA))
+                    of_minima = add32(of_minima, base)
                     end_of_block(acc, dots, of_rows, of_tokens, of_minima, of_sums)
             cuda.syncthreads()
             step = add32(step, 1)

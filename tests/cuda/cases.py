@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from fastpath.cuda import attention, device, embedding, kv_types, layout, linear, ops, quantize
+from fastpath.cuda import attention, device, embedding, kv_types, layout, linear, ops, quantize, tiles
 from fastpath.cuda.linear import MANY
 from quant import FORMATS
 from tests import strategies
@@ -117,6 +117,8 @@ def _products(rng):
     experts = layout.device_matrix(strategies.weights(rng, FORMATS["Q4_K"], 6, 8, 512))
     chosen, x = rng.integers(0, 6, (5, 2)).astype(np.int32), strategies.normal(rng, 5, 512)
     yield lambda: linear.expert_linear(x, experts, chosen, "int8")
+    often = rng.integers(0, 2, (40, 3)).astype(np.int32)  # tiles of 64 entries: two of them, and parts
+    yield lambda: tiles.tiles_of(often, 2)
 
 
 def _pages(rng, kind):

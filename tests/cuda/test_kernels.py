@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from fastpath.cuda import device, layout, ops, table
-from fastpath.cuda.linear import MANY
+from fastpath.cuda.linear import MANY, MANY_OF_EXPERT
 from quant import FORMATS
 from refimpl.ops.attention import widen
 from tests import strategies, tolerances
@@ -42,6 +42,18 @@ def product(draw, fmt, T, activations="int8"):
 
 
 @st.composite
+def entries(draw):
+    """So many for each expert that they go to tensor cores; some experts have most of them."""
+    fmt = FORMATS[draw(st.sampled_from(["Q4_0", "Q5_1", "Q4_K", "Q6_K"]))]
+    rng, A, E = draw(strategies.generators()), draw(strategies.sizes(1, 3)), draw(strategies.sizes(1, 4))
+    T, M, C = MANY_OF_EXPERT * E + draw(strategies.sizes(0, 70)), draw(strategies.sizes(1, 70)), 256
+    x = strategies.normal(rng, T, C) if draw(st.booleans()) else strategies.normal(rng, T, A, C)
+    ids = np.minimum(rng.geometric(0.6, (T, A)) - 1, E - 1).astype(np.int32)
+    weight = strategies.weights(rng, fmt, E, M, C)
+    return {"x": x, "weight": weight, "expert_ids": ids, "activations": "int8"}
+
+
+@st.composite
 def rows_of(draw, fmt):
     rng, V = draw(strategies.generators()), draw(strategies.sizes(1, 20))
     make = strategies.weights if fmt.block_size == 1 else strategies.random_blocks
@@ -53,6 +65,8 @@ def rows_of(draw, fmt):
 def proof_of(name):
     """(op, strategy of its arguments, examples) that launch a kernel."""
     name = STEPS.get(name, name)
+    if name == "tiles_of_experts":
+        return "expert_linear", entries(), {"ir": 6, "sm_80": 2, "sm_90": 3}
     kind, _, rest = name.partition("_")
     few, many = strategies.sizes(1, 9), st.integers(MANY, 70)
     if kind in ("linear", "float", "many") and rest in FORMAT_OF:
