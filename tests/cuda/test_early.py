@@ -11,8 +11,10 @@ from cuda import core as cuda_core
 from numba import cuda, int32, types
 from numba.cuda import dispatcher
 
-from fastpath.cuda import device, early, elementwise, layout, linear, norm, ops, read_ahead
+from fastpath.cuda import device, early, elementwise, layout, linear, norm, ops, read_ahead, table
 from fastpath.cuda.driver import Compiled, Driver
+from fastpath.cuda.fuse_flow import names_of
+from fastpath.cuda.fused_steps import write_half
 from fastpath.cuda.intrinsics import let_next_start, load_weights_v1, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 from quant import FORMATS
@@ -157,6 +159,12 @@ def test_same_bytes_and_every_piece_once(op, executor):
 
 
 _LOADING_FIRST = _loading_first()
+
+
+def test_names_of_arguments_are_the_kernels_own():
+    for kernel in (*table.KERNELS.values(), write_half("f16", "k")):
+        names = names_of(early.kernel_of(kernel))
+        assert names[:-4] == names_of(kernel) and len(set(names)) == len(names)
 
 
 def test_asking_for_too_much_is_found():
