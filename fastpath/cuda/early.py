@@ -65,9 +65,9 @@ def function_of(kernel: Kernel) -> Callable:
     names = ", ".join(names_of(kernel))
     first = [] if kernel.early else ["wait()", "let_next()"]
     lines = [
-        "ask(pieces, first, n)",
+        "ask(_pieces, _first, _n)",
         *first,
-        "if block_number() < blocks:",
+        "if block_number() < _blocks:",
         f"    kernel({names})",
         *(["else:", "    wait()"] if kernel.early else []),
     ]
@@ -75,7 +75,7 @@ def function_of(kernel: Kernel) -> Callable:
         "ask": ask, "block_number": block_number, "wait": wait_for_previous, "let_next": let_next_start,
         "kernel": cuda.jit(device=True)(kernel.early or kernel.function),
     }  # fmt: skip
-    exec("\n    ".join([f"def early({names}, pieces, first, n, blocks):", *lines]), space)
+    exec("\n    ".join([f"def early({names}, _pieces, _first, _n, _blocks):", *lines]), space)
     return space["early"]
 
 
@@ -97,7 +97,8 @@ def waits_first(ptx: str) -> bool:
 
     Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.
     """
-    code, labels = _instructions(ptx)
+    labels: dict[str, int] = {}
+    code = instructions(ptx, labels)
     seen: set[int] = set()
     ways = [0]  # from here on nobody has waited yet
     while ways:
@@ -124,16 +125,19 @@ def waits_first(ptx: str) -> bool:
     return any(text.startswith(WAIT) for _, text in code)
 
 
-def _instructions(ptx: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
-    """([(guard or "", instruction)] of the kernel, {label: number of the instruction behind it})"""
+def instructions(ptx: str, labels: dict[str, int] | None = None) -> list[tuple[str, str]]:
+    """(guard or "", instruction) of the first kernel of a text.
+
+    labels  gets the number of the instruction behind each
+    """
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", ptx[ptx.index(".entry") :], flags=re.S)
     text = re.sub(r"^\s*\.[^\n]*|[{}]\s*$", "", text[text.index("{") + 1 :], flags=re.M)
     text = re.sub(r"^\s*([$\w]+):", r"\1:;", text, flags=re.M)
-    code, labels = [], {}
+    code = []
     for statement in map(str.strip, text.split(";")):
         if statement.endswith(":"):
-            labels[statement[:-1]] = len(code)
+            (labels if labels is not None else {})[statement[:-1]] = len(code)
         elif statement:
             guard, instruction = re.fullmatch(r"(@\S+\s+)?(.*)", statement, re.S).groups()  # type: ignore[union-attr]
             code.append((guard or "", instruction))
-    return code, labels
+    return code

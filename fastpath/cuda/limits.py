@@ -2,28 +2,33 @@
 
 A prediction, to be tested on a device (`device-check`), not a measurement.  Its assumptions:
 
-    a launch    `gap_s` behind the one it depends on, in a graph; then its trips to memory, one after another,
-                of which each lasts as long as it does while nobody else reads; then whichever is slowest of
-                reading on, issuing instructions, and multiplying
-    reading     bytes from memory at `reached` of the card's rate; or what is on its way at any time once per
-                trip under load (Little's law), the first trip being counted above; or what a multiprocessor
-                takes from the second-level cache
+    a launch    `gap_s` behind the one it depends on, in a graph; then its trips to cache or memory, one after
+                another, of which each lasts as long as it does while nobody else reads; then whichever is
+                slowest of reading on, issuing instructions, and multiplying
+    memory      does one thing after the other, in the order in which it is asked, at `reached` of its rate
+                (Queue); each byte once
+    asking      what a launch asks for ahead (read_ahead.py) stands in that queue one trip after the launch
+                before it has ended, though its blocks have been there longer; so before its own reading
+    reading     what nobody has asked for, from memory; all of it, from the second-level cache; or what is on
+                its way at any time once per trip under load (Little's law), the first trip being counted
+                above.  A launch ends no sooner than what was asked for on its behalf is there.  No line
+                leaves the cache before it is read (read_ahead.BUDGET)
     the end     blocks end one after the other for as long as a block takes: half of that is lost for
                 issuing; for reading, what goes by when too few are left to keep memory busy
-    issuing     PTX instructions per warp as counted on executor two, `sustained` of four a cycle and
-                multiprocessor.  The assembler's code has fewer (half a word is an operand there, in PTX an
-                instruction), and stalls
-    caches      what kernels of one call hand on stays in the second-level cache (50 MB)
+    issuing     `sustained` of four instructions a cycle and multiprocessor: PTX as counted on executor two,
+                times what the assembler makes of an instruction of that kernel (tests/gpu_on_cpu/predict.py)
+    caches      what kernels of one call hand on stays in the second-level cache; vectors that norms multiply
+                by come from memory, if nobody has asked for them
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, layout, linear, linear_float, linear_many
+from fastpath.cuda import attention, grouping, layout, linear, linear_float, linear_many, read_ahead
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -36,7 +41,9 @@ class Card:
     name: str = "H200"
     memory: float = 4.8e12  # data sheet, like bf16_ops and int8_ops
     reached: float = 0.92  # of it, by who only reads; a copy of a H200 moved 4.3 TB/s, 0.90
-    cache: float = 5.5e12  # 132 times 24 bytes a cycle: half of what the port below would take
+    # gpu-benches (gpu-l2-cache) read 9.7e12 on a H200 at 1.98e9, sets of 20 to 40 MB, and 6.9e12 on a H100
+    # PCIe, where Chips and Cheese read 5.6e12: the first times what the last is of it, and what `clock` is
+    cache: float = 7.2e12
     port: float = 64.0  # bytes a cycle from the second-level cache to a multiprocessor
     bf16_ops: float = 990e12
     int8_ops: float = 1979e12
@@ -48,16 +55,13 @@ class Card:
     blocks: int = 32
     reserved_shared: int = 1 << 10  # per block
     sustained: float = 0.65
-    gap_s: float = (
-        0.6e-6  # from the end of a kernel to the work of the next, which is there and waits (early.py)
-    )
-    loaded_trip_s: float = 0.65e-6  # to memory that is busy
-    memory_trip_s: float = (
-        0.40e-6  # to idle memory: 400 to 600 cycles in published tables (0.22 to 0.33), and more
-    )
-    cache_trip_s: float = (
-        0.20e-6  # 200 cycles in the same tables (0.11), and the other half of the cache is far
-    )
+    # From the end of a kernel to the work of the next, which is there and waits (early.py): an assumption
+    gap_s: float = 0.6e-6
+    loaded_trip_s: float = 0.65e-6  # to memory that is busy: an assumption
+    # To idle memory: 690 cycles on a GH200 at 1.98e9 (AI_kernels/latency), 650 on a H100 PCIe at 1.755e9
+    # (gpu-benches): 0.35 to 0.37
+    memory_trip_s: float = 0.40e-6
+    cache_trip_s: float = 0.20e-6  # 281 and 265 cycles in the same tables: 0.15; the other half is farther
     reduction_s: float = 0.15e-6  # of a block: shuffles of 25 cycles each, and two barriers
 
     @property
@@ -76,7 +80,9 @@ class Card:
 
 
 H200 = Card()
-LATE = replace(H200, gap_s=1.2e-6)  # each kernel starts when the one before has ended
+# Each kernel starts when the one before has ended.  A kernel that copies 32 KB took 1.3e-6 s in a graph on a
+# H200 (gpu-benches, gpu-small-kernels), trips and all
+LATE = replace(H200, gap_s=1.2e-6)
 
 
 class Code(NamedTuple):
@@ -94,6 +100,7 @@ Issued = Callable[[str, int], float]
 class Prediction(NamedTuple):
     """
     memory_bytes  weights, keys and values
+    early_bytes   of them, asked for by launches before
     cache_bytes   the rest
     ops           multiplications and additions, of integers or numbers
     in_flight     bytes on their way at any time, in the whole card
@@ -102,6 +109,7 @@ class Prediction(NamedTuple):
 
     name: str
     memory_bytes: int
+    early_bytes: int
     cache_bytes: int
     ops: int
     registers: int
@@ -131,11 +139,12 @@ class Work(NamedTuple):
     tensor_ops: int = 0
     instructions: float = 0.0  # of all warps
     warp_bytes: float = 0.0  # on their way for each warp
+    has_stack: bool = False  # of experts: which weights it reads, it reads first
 
 
 def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
     """Of a launch, fused or not: products by the weights that it is given, the rest by its arrays."""
-    total, seen = Work(cache_bytes=_cache_bytes(launch, noted)), set()
+    total, seen = _of_arrays(launch, noted), set()
     for plane in _arrays(launch):
         weight = noted.planes.get(plane.buffer)
         if weight is not None and id(weight) not in seen:
@@ -144,6 +153,25 @@ def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
     if "attention_part" in launch.kernel.name:
         total = _sum(total, _of_attention(launch, call, issued))
     return total
+
+
+class Few(NamedTuple):
+    """How products of few rows are built (linear.py, linear_float.py).
+
+    tokens    that weights are read for once
+    sharing   warps that share the columns of a tile of layout.ROWS rows
+    ahead     steps of a warp whose weights are on their way
+    """
+
+    tokens: int
+    sharing: int
+    ahead: int
+
+
+def few(kind: str) -> Few:
+    if kind == "linear":
+        return Few(grouping.TOKENS, sharing=linear.WARPS, ahead=2)
+    return Few(grouping.TOKENS, sharing=linear_float.WARPS, ahead=1)
 
 
 def _of_weight(
@@ -167,22 +195,22 @@ def _of_weight(
         return Work(of_matrix + reread, of_matrix * (passes - 1) - reread, tensor_ops=2 * T * M * C,
                     instructions=n_steps * issued(f"many_{coding}", linear_many.MANY_TOKENS),
                     warp_bytes=step_bytes)  # fmt: skip
-    if E > 1:
-        used, slots, tokens, share = _experts(E, noted.n_active, T)
-    else:
-        slots = -(-T // linear.TOKENS)
-        used, tokens, share = slots if of_matrix > L2_BYTES // 2 else 1, min(T, linear.TOKENS), T
     is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
     kind = "float" if is_float else "linear"
+    built = few(kind)
+    if E > 1:
+        used, slots, tokens, share = _experts(E, noted.n_active, T, built.tokens)
+    else:
+        slots = -(-T // built.tokens)
+        used, tokens, share = slots if of_matrix > L2_BYTES // 2 else 1, min(T, built.tokens), T
     ops = 2 * share * M * C
-    warps = linear.WARPS if kind == "linear" else linear_float.WARPS
-    ahead = 2 if kind == "linear" else 1
+    of_warp = -(-C // layout.COLUMNS) / built.sharing
     return Work(
         memory_bytes=int(of_matrix * used),
         cache_bytes=int(of_matrix * max(0, slots - used)),
         int_ops=0 if is_float else ops, float_ops=ops if is_float else 0,
         instructions=slots * steps * issued(f"{kind}_{coding}", tokens),
-        warp_bytes=step_bytes * min(ahead, max(1, -(-C // layout.COLUMNS) / warps)),
+        warp_bytes=step_bytes * min(built.ahead, max(1, of_warp)), has_stack=E > 1,
     )  # fmt: skip
 
 
@@ -190,12 +218,12 @@ L2_BYTES = 50 << 20
 ATTENTION_IN_FLIGHT = 16 * 32 * 16  # bytes of a warp of attention: 64 words a lane, of keys and of values
 
 
-def _experts(E: int, n_active: int, T: int) -> tuple[float, float, int, int]:
+def _experts(E: int, n_active: int, T: int, most: int) -> tuple[float, float, int, int]:
     """(experts that are read, slots, tokens of a slot, rows of the result), if all are chosen alike."""
     n = T * n_active
     used = E * (1 - (1 - n_active / E) ** T)
-    slots = max(used, n / linear.TOKENS)
-    return used, slots, max(1, min(linear.TOKENS, round(n / slots))), n
+    slots = max(used, n / most)
+    return used, slots, max(1, min(most, round(n / slots))), n
 
 
 def _of_attention(launch: Launch, call: Call, issued: Issued) -> Work:
@@ -221,13 +249,15 @@ def _of_attention(launch: Launch, call: Call, issued: Issued) -> Work:
     )  # fmt: skip
 
 
-def _cache_bytes(launch: Launch, noted: Rehearsal) -> int:
-    """Of what is neither a weight nor a page: each array once."""
-    found = {}
+def _of_arrays(launch: Launch, noted: Rehearsal) -> Work:
+    """Of what is neither a matrix nor a page, each array once: constants from memory, the rest from cache."""
+    found: dict[Any, int] = {}
     for array in _arrays(launch):
         if array.buffer not in noted.planes and array.buffer not in noted.pages:
             found[array.buffer] = max(found.get(array.buffer, 0), array.nbytes)
-    return sum(found.values())
+    constant = noted.constants
+    memory_bytes = sum(n for buffer, n in found.items() if buffer in constant)
+    return Work(memory_bytes, sum(found.values()) - memory_bytes)
 
 
 def _arrays(launch: Launch) -> list[Planned]:
@@ -235,26 +265,59 @@ def _arrays(launch: Launch) -> list[Planned]:
 
 
 def _sum(a: Work, b: Work) -> Work:
-    summed = (x + y for x, y in zip(a[:-1], b[:-1], strict=True))
-    return Work(*summed, warp_bytes=max(a.warp_bytes, b.warp_bytes))
+    summed = (x + y for x, y in zip(a[:-2], b[:-2], strict=True))
+    return Work(*summed, max(a.warp_bytes, b.warp_bytes), a.has_stack or b.has_stack)
 
 
-def trips(name: str, card: Card = H200) -> float:
-    """Seconds that a launch waits before and behind its stream: trips that depend on each other."""
+@dataclass
+class Queue:
+    """What memory is asked for, one thing after the other, while launches follow each other.
+
+    now    when the launch before has ended
+    free   when memory has done all that it was asked for
+    early  number of a launch -> (bytes that were asked for on its behalf, when they are there)
+    """
+
+    now: float = 0.0
+    free: float = 0.0
+    early: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def read(self, start: float, n_bytes: float, rate: float) -> float:
+        """When so many bytes are there that are wanted from `start` on."""
+        if n_bytes:
+            self.free = max(self.free, start) + n_bytes / rate
+        return self.free if n_bytes else start
+
+    def ask(self, start: float, pieces: Sequence[read_ahead.Piece], rate: float) -> None:
+        for piece in pieces:
+            n_bytes, _ = self.early.get(piece.use, (0, 0.0))
+            self.early[piece.use] = n_bytes + piece.n_bytes, self.read(start, piece.n_bytes, rate)
+
+
+def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
+    """Seconds that a launch waits before and behind its stream: trips that depend on each other.
+
+    is_there: what it reads first was asked for before it waited for the launch ahead of it
+    """
     if (
         "attention_part" in name
     ):  # positions, tables, keys and values; scores and weights are added up, without tensor cores values too
         reductions = 2 if attention.on_tensor_cores(name) else 3
         return 2 * card.cache_trip_s + card.memory_trip_s + reductions * card.reduction_s
-    products = any(word in name for word in ("linear_", "float_", "many_", "embed"))
-    seconds = card.memory_trip_s + card.reduction_s if products else card.cache_trip_s
+    seconds = card.cache_trip_s if is_there else card.memory_trip_s
+    if has_stack:  # who is chosen, and then the weights
+        seconds = card.cache_trip_s + card.memory_trip_s
+    if any(word in name for word in ("linear_", "float_", "many_", "embed")):
+        seconds += card.reduction_s
     return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")
 
 
 def predict(
-    launch: Launch, noted: Rehearsal, call: Call, code_of: CodeOf, issued: Issued, card: Card = H200
-) -> Prediction:
-    code, done = code_of(launch.kernel), work(launch, noted, call, issued)
+    launch: Launch, noted: Rehearsal, call: Call, code_of: CodeOf, issued: Issued, card: Card = H200,
+    queue: Queue | None = None, number: int = 0, asks: Sequence[read_ahead.Piece] = (),
+) -> Prediction:  # fmt: skip
+    """Of launch `number` of a call, which asks for pieces ahead."""
+    code, done, queue = code_of(launch.kernel), work(launch, noted, call, issued), queue or Queue()
     blocks, threads = n_blocks(launch), launch.threads
     each = blocks_per_multiprocessor(code, threads, card)
     waves = blocks / (each * card.multiprocessors)
@@ -265,26 +328,38 @@ def predict(
     enough = min(1.0, card.wanted_in_flight / in_flight) if in_flight else 1.0  # of the resident blocks
     busy = min(1.0, blocks / card.multiprocessors)
     used = min(blocks, card.multiprocessors)
+    rate = card.memory * card.reached
+
+    begin = queue.now
+    queue.ask(begin + card.memory_trip_s, asks, rate)
+    early, arrived = queue.early.get(number, (0, 0.0))
+    early = min(early, done.memory_bytes)
+    rest = done.memory_bytes - early
+    is_there = not rest or launch.kernel.early is not None
+    waiting = card.gap_s + trips(launch.kernel.name, card, is_there, done.has_stack)
+    start = begin + waiting
+    read = queue.read(start, rest, rate) + rest / rate * (tail - 1) * enough
     again = max(0.0, done.memory_bytes / in_flight - 1) if in_flight else 0.0
+    mean_trip = (rest * card.loaded_trip_s + early * card.cache_trip_s) / max(1, done.memory_bytes)
     parts = {
-        "memory": done.memory_bytes / (card.memory * card.reached) * (1 + (tail - 1) * enough),
-        "bytes on their way": again * card.loaded_trip_s,
+        "memory": max(read, arrived) - start,
+        "bytes on their way": again * mean_trip,
         "port": (done.memory_bytes + done.cache_bytes) / (used * card.port * card.clock),
-        "cache": done.cache_bytes / card.cache,
+        "cache": (done.memory_bytes + done.cache_bytes) / card.cache,
         "instructions": done.instructions / card.issue / busy * tail,
         "dp4a": done.int_ops / card.dp4a_ops / busy,
         "fma": done.float_ops / (2 * 128 * card.multiprocessors * card.clock) / busy,
         "tensor cores": done.tensor_ops / card.int8_ops / busy,
     }
     limit = max(parts, key=parts.__getitem__)
-    waiting = card.gap_s + trips(launch.kernel.name, card)
     seconds = waiting + parts[limit]
+    queue.now = begin + seconds
     if parts[limit] < waiting:
         limit = "launch and trips"
     ops = done.int_ops + done.float_ops + done.tensor_ops
     return Prediction(
-        launch.kernel.name, done.memory_bytes, done.cache_bytes, ops, *code, each * warps, waves, in_flight,
-        seconds, limit,
+        launch.kernel.name, done.memory_bytes, early, done.cache_bytes, ops, *code, each * warps, waves,
+        in_flight, seconds, limit,
     )  # fmt: skip
 
 
@@ -315,17 +390,28 @@ class Step(NamedTuple):
 
 
 def predict_step(
-    model: Any, call: Call, code_of: CodeOf, issued: Issued, *, fused: bool = True, card: Card = H200
-) -> Step:
+    model: Any, call: Call, code_of: CodeOf, issued: Issued, *, fused: bool = True, card: Card = H200,
+    asks: bool = True,
+) -> Step:  # fmt: skip
+    """asks: launches of a fused call ask for weights ahead of their use."""
     from fastpath.cuda import rehearsal
 
     noted = rehearsal.of(model, call)
-    launches = noted.launches
+    launches, asked = noted.launches, None
     if fused and call.n_rows <= MOST_FUSED:
         from fastpath.cuda.fuse import fuse
 
         launches = fuse(launches, noted.results)
-    return Step([predict(launch, noted, call, code_of, issued, card) for launch in launches], call)
+        asked = read_ahead.plan(launches, noted.to_ask_for()) if asks else None
+    queue = Queue()
+    asked = asked or [[] for _ in launches]
+    return Step(
+        [
+            predict(launch, noted, call, code_of, issued, card, queue, i, pieces)
+            for i, (launch, pieces) in enumerate(zip(launches, asked, strict=True))
+        ],
+        call,
+    )
 
 
 MOST_FUSED = 16  # tokens: what is recorded is fused, longer calls run op by op

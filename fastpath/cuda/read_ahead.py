@@ -6,7 +6,7 @@ for some that later products read, before it waits for the launch ahead of it (e
 them into the second-level cache.  No number depends on it.
 
 How much     what memory can bring while the launch runs, beyond what the launch itself reads from there; and
-             never more than BUDGET for products that are still to come
+             never more than BUDGET for launches that are still to come
 Of what      matrices of products and what norms multiply by, in the order of use, each byte once in a step.
              Not of stacks of experts, of which nobody knows yet who is chosen, nor of embeddings
 Which part   slabs at equal distances, of a matrix that is asked for in part: so a product reads from cache
@@ -28,14 +28,14 @@ from fastpath.cuda.fuse_flow import is_array, span
 from fastpath.cuda.layout import DeviceMatrix
 from fastpath.cuda.program import Launch
 
-# Bytes.  A H200 has a cache of 50 MB (data sheet; its driver says 60) in two halves, and what a multiprocessor
-# of the other half reads may be kept in both; the rest is for what is read and written meanwhile.
-BUDGET = 20 << 20
+# Bytes that were asked for and not used when a launch ends: what it uses makes room for what it asks for.  A
+# H200 reads sets of up to 40 MB at its cache's full rate, larger ones from memory (gpu-benches,
+# gpu-l2-cache/h200.txt; by its data sheet it has 50 MB in two halves).  A fifth of that is left to the rest.
+BUDGET = 32 << 20
 SLAB = 32 << 10  # bytes of a matrix: some blocks' worth, and few enough instructions
 MEMORY_RATE = 4.4e12  # bytes a second
-CACHE_RATE = 6.5e12  # limits.Card.cache
-START_S = 1.0e-6  # of a launch, in which it reads nothing: the gap before it, and its first trips
-ATTENTION_S = 2.0e-6  # more, of attention
+CACHE_RATE = 7.2e12  # limits.Card.cache
+START_S = 0.8e-6  # of a launch, in which it reads nothing: the gap before it, and a trip to the cache
 BLOCKS = 128  # ask together: one on nearly each multiprocessor; one alone passes on 64 bytes a cycle at best
 LARGEST_VECTOR = 1 << 20  # bytes of what is no matrix
 UNIT, LINE = 16, 128  # bytes: what a prefetch counts in, and where it begins
@@ -134,10 +134,11 @@ def _shares(launches: Sequence[Launch], sources: Sequence[Source]) -> list[list[
     for source in sources:
         read[source.use] += source.n_bytes
     coming, ahead = deque(range(len(sources))), 0
-    for i, launch in enumerate(launches):
+    for i in range(len(launches)):
         while coming and sources[coming[0]].use <= i:
             coming.popleft()
-        room = min(BUDGET - ahead, idle_bytes(launch, read[i], early[i]))
+        ahead -= early[i]
+        room = min(BUDGET - ahead, idle_bytes(read[i], early[i]))
         while coming:
             s = coming[0]
             size = sum(sources[s].steps)
@@ -150,15 +151,13 @@ def _shares(launches: Sequence[Launch], sources: Sequence[Source]) -> list[list[
             early[sources[s].use] += n_bytes
             if not left[s]:
                 coming.popleft()
-        ahead -= early[i]
     return takes
 
 
-def idle_bytes(launch: Launch, n_bytes: int, early: int) -> float:
+def idle_bytes(n_bytes: int, early: int) -> float:
     """What memory can bring while a launch runs which reads so many bytes, some of them from the cache."""
-    waits = START_S + (ATTENTION_S if launch.kernel.name.startswith("attention_part") else 0)
     reads = max((n_bytes - early) / MEMORY_RATE, n_bytes / CACHE_RATE)
-    return MEMORY_RATE * (waits + reads) - (n_bytes - early)
+    return MEMORY_RATE * (START_S + reads) - (n_bytes - early)
 
 
 def table(asked: Sequence[Sequence[Piece]]) -> np.ndarray:

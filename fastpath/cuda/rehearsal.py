@@ -97,6 +97,11 @@ class Rehearsal:
         self.planes |= {plane.buffer: made for plane in made.planes}
         return made
 
+    @property
+    def constants(self) -> set[Any]:
+        """Buffers of what is never written and is no matrix."""
+        return {made.buffer for made in self._constants.arrays()}
+
     def to_ask_for(self) -> read_ahead.Weights:
         matrices = {id(made): made for made in self.planes.values()}
         return read_ahead.Weights(matrices.values(), self._constants.arrays())

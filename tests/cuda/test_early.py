@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,14 +12,27 @@ from cuda import core as cuda_core
 from numba import cuda, int32, types
 from numba.cuda import dispatcher
 
-from fastpath.cuda import device, early, elementwise, layout, linear, norm, ops, read_ahead
+from fastpath.cuda import (
+    device,
+    early,
+    elementwise,
+    fused_kernels,
+    layout,
+    linear,
+    norm,
+    ops,
+    read_ahead,
+    table,
+)
 from fastpath.cuda.driver import Compiled, Driver
+from fastpath.cuda.fuse_flow import names_of
+from fastpath.cuda.fused_steps import STEPS, write_half
 from fastpath.cuda.intrinsics import let_next_start, load_weights_v1, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 from quant import FORMATS
 from tests import strategies
 from tests.cuda.executors import EXECUTORS
-from tests.gpu_on_cpu import offline, runtime
+from tests.gpu_on_cpu import devices, launching, offline, runtime
 
 ENTRY = ".visible .entry k(\n.param .u64 k_param_0\n)\n{\n"
 WAIT = "griddepcontrol.wait;\n"
@@ -159,6 +173,12 @@ def test_same_bytes_and_every_piece_once(op, executor):
 _LOADING_FIRST = _loading_first()
 
 
+def test_names_of_arguments_are_the_kernels_own():
+    for kernel in (*table.KERNELS.values(), write_half("f16", "k")):
+        names = names_of(early.kernel_of(kernel))
+        assert names[:-4] == names_of(kernel) and len(set(names)) == len(names)
+
+
 def test_asking_for_too_much_is_found():
     with Guarded(4096) as memory, device.use(Early(EXECUTORS["ir"], memory.pieces(4096, beyond=1))):
         with pytest.raises(AssertionError, match=r"no part of an array|beside"):
@@ -215,3 +235,61 @@ def test_launch(waits, is_early, monkeypatch):
     assert (config.grid, config.block) == (plain.grid, plain.block) == ((7, 2, 1), (128, 1, 1))
     assert config.programmatic_stream_serialization is (waits and is_early)
     assert plain.programmatic_stream_serialization is False
+
+
+# -- products that wait by themselves, in fused kernels
+
+
+def _late(tile):
+    """A tile as products might bring it: it waits, after something that hangs on no other launch."""
+
+    @cuda.jit(device=True)
+    def early_tile(i, y, n, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out):
+        words = load_weights_v1(low, cuda.threadIdx.x & 3)
+        wait_for_previous()
+        let_next_start()
+        if words[0] != 1 << 30:  # which no four codes are
+            tile(i, y, n, low, high, sub, block, q, scale, sums, n_blocks, slots, share, out)
+
+    return early_tile
+
+
+@pytest.mark.parametrize("executor", ["ir", "sm_90"])
+def test_fused_products_wait_by_themselves(executor, monkeypatch):
+    """Two products and a norm in one launch: its blocks wait at once, those of products in their own time."""
+    rng = np.random.default_rng(6)
+    x, y = strategies.normal(rng, 2, 256), strategies.normal(rng, 2, 256)
+    weights = [strategies.weights(rng, FORMATS["Q8_0"], 9, 256) for _ in range(2)]
+    rows = np.array([1, 0])
+
+    def run(one):
+        with device.use(one), ops.program.record() as program:
+            there, other = (device.put(a, np.float32) for a in (x, y))
+            made = [linear.linear(there, weight, "int8") for weight in weights]
+            made.append(ops.rms_norm(ops.get_rows(other, rows), None, 1e-6))
+            made = list(map(device.get, made))
+        return made, [launch.kernel for launch in program.launches]
+
+    kind = {"ir": devices.executor_one, "sm_90": lambda s, k: devices.executor_two((9, 0), s, k)}[executor]
+    schedules = (launching.LOCKSTEP,)
+    want, _ = run(kind(schedules, devices.Executor))
+    name = linear.PRODUCTS["Q8_0"].name
+    step = STEPS[name]
+    monkeypatch.setitem(STEPS, name, replace(step, early=_late(step.function)))
+    fused_kernels.kernel_of.cache_clear()
+    try:
+        got, kernels = run(kind(schedules, EarlyExecutor))
+    finally:
+        fused_kernels.kernel_of.cache_clear()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    (kernel,) = (kernel for kernel in kernels if "linear" in kernel.name)
+    assert kernel.early and "rms_norm" in kernel.name
+    ptx = _ptx(early.kernel_of(kernel))
+    assert early.waits_first(ptx) and ptx.count(early.WAIT) == 3  # products, norms, blocks that only ask
+
+
+class EarlyExecutor(devices.Executor):
+    def launch(self, kernel, grid, threads, *arguments):
+        more = self.put(read_ahead.table([]), np.int32), 0, 0, read_ahead.n_blocks(grid)
+        super().launch(early.kernel_of(kernel), grid, threads, *arguments, *more)

@@ -1,10 +1,12 @@
 """Predictions: occupancy and time by hand arithmetic; launches as they are; the page as it is written."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from fastpath.bench.blank import blank
-from fastpath.cuda import device, layout, limits, linear, ops, rehearsal
+from fastpath.cuda import device, fuse_flow, layout, limits, linear, ops, read_ahead, rehearsal
 from fastpath.cuda.rehearsal import Call
 from fastpath.lanes import Lanes
 from quant import FORMATS
@@ -70,6 +72,76 @@ def test_few_blocks_keep_too_little_on_its_way():
     port = (p.memory_bytes + p.cache_bytes) / (64 * 64 * 1.83e9)
     again = (p.memory_bytes / p.in_flight - 1) * 0.65e-6
     assert p.seconds == pytest.approx(0.6e-6 + 0.40e-6 + 0.15e-6 + max(port, again), rel=1e-6)
+
+
+def _two_launches(bytes_early):
+    """A norm that asks for some of what the product behind it reads: 71.3 MB, as above."""
+    noted, product = _launch("Q8_0", 1, 8192, 8192)
+    vector = np.ones(1024, np.float32)
+    with device.use(noted):
+        ops.rms_norm(noted.empty((1, 1024), np.float32), vector, 1e-6)
+    low = product.arguments[0]
+    pieces = [read_ahead.Piece(fuse_flow.span(low).start, bytes_early, 1)] if bytes_early else []
+    queue, got = limits.Queue(), []
+    for i, (launch, asks) in enumerate(((noted.launches[-1], pieces), (product, []))):
+        one = (launch, noted, Call(1), lambda kernel: CODE, lambda kernel, tokens: 0.0, limits.H200)
+        got.append(limits.predict(*one, queue, i, asks))
+    return got
+
+
+def test_reading_ahead_by_hand():
+    """A third of the bytes is asked for, then half, then all."""
+    rate = 4.8e12 * 0.92
+    norm, product = _two_launches(0)
+    # 4096 bytes of its vector come from memory: a trip; two arrays of 4096 bytes from the cache, by one port
+    of_port = 3 * 4096 / (64 * 1.83e9)
+    assert norm.seconds == pytest.approx(0.6e-6 + 0.40e-6 + 0.15e-6 + of_port)
+    total, tail = product.memory_bytes, 1 + 0.5 / product.waves * 4.8e12 * 0.65e-6 / product.in_flight
+    assert product.seconds == pytest.approx(0.6e-6 + 0.55e-6 + total / rate * tail)
+
+    third = 23_767_712
+    norm, product = _two_launches(third)
+    # memory is busy with the third from 0.40 us on, for 5.4 us; the norm's vector waits behind it, as its own
+    # kernel has asked for it; then come the other two
+    done = 0.40e-6 + third / rate
+    assert norm.seconds == pytest.approx(done + 4096 / rate, rel=1e-6)
+    assert (norm.early_bytes, product.early_bytes) == (0, third)
+    assert product.seconds == pytest.approx(0.6e-6 + 0.55e-6 + (total - third) / rate * tail)
+    assert product.limit == "memory"
+
+    _, product = _two_launches(total // 2 // 16 * 16)
+    # the other half takes memory 8.5 us, all of it the cache, at 7.2e12, 9.9
+    assert product.limit == "cache"
+    assert product.seconds == pytest.approx(0.6e-6 + 0.55e-6 + (total + product.cache_bytes) / 7.2e12)
+
+    norm, product = _two_launches(total - 6)  # but for two planes that are none
+    # six bytes come meanwhile
+    assert product.limit == "cache" and product.early_bytes == total - 6
+    assert product.seconds == pytest.approx(0.6e-6 + 0.55e-6 + (total + product.cache_bytes) / 7.2e12)
+
+
+def test_no_byte_is_brought_twice_and_memory_never_does_two_things():
+    queue = limits.Queue()
+    first, second = (read_ahead.Piece(0, n, use) for n, use in ((3000, 7), (1000, 8)))
+    queue.ask(2.0, [first, second], 1000.0)
+    assert queue.early == {7: (3000, 5.0), 8: (1000, 6.0)}
+    assert queue.read(4.0, 500, 1000.0) == 6.5  # behind what was asked for
+    assert queue.read(9.0, 500, 1000.0) == 9.5  # memory had nothing to do
+    assert queue.read(9.1, 0, 1000.0) == 9.1 and queue.free == 9.5
+
+
+@pytest.mark.parametrize("spec", ["E4B:Q8_0", "26B-A4B:Q4_K_M"])
+def test_no_step_is_faster_than_its_bytes(spec):
+    """Nothing but memory, and kernels that take no time: a call takes what its bytes take, or longer."""
+    card = replace(
+        limits.H200, gap_s=0.0, cache_trip_s=0.0, memory_trip_s=0.0, loaded_trip_s=0.0, reduction_s=0.0
+    )
+    for one in (card, limits.H200):
+        step = limits.predict_step(blank(spec), Call(1, 1, 1024), lambda _: CODE, lambda *_: 0.0, card=one)
+        assert step.seconds >= step.memory_bytes / (4.8e12 * 0.92)
+        assert 0 < sum(p.early_bytes for p in step.predictions) < step.memory_bytes
+    without = limits.predict_step(blank(spec), Call(1, 1, 1024), lambda _: CODE, lambda *_: 0.0, asks=False)
+    assert without.seconds > step.seconds and without.memory_bytes == step.memory_bytes
 
 
 def test_attention_by_hand():

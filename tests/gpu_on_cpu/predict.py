@@ -3,8 +3,10 @@
     python -m tests.gpu_on_cpu.predict           prints it
     python -m tests.gpu_on_cpu.predict --write   puts it into docs/gpu.md
 
-The model is fastpath/cuda/limits.py.  Registers and shared memory come from the assembler, instructions from
-executor two, launches from calls on arrays without memory (fastpath/cuda/rehearsal.py).
+The model is fastpath/cuda/limits.py.  Registers and shared memory come from the assembler, of kernels as they
+start early, launches from calls on arrays without memory (fastpath/cuda/rehearsal.py).  Instructions are
+those of PTX that executor two counts, times how many the assembler makes of one: in the loops of a product,
+which its steps are; in all of attention.  One part of a loop may grow more than another.
 """
 
 import functools
@@ -16,7 +18,7 @@ import numpy as np
 
 from fastpath.bench.blank import blank
 from fastpath.bench.table import markdown
-from fastpath.cuda import attention, device, layout, limits, linear
+from fastpath.cuda import attention, device, early, layout, limits, linear, linear_many
 from fastpath.cuda.rehearsal import Call
 from quant import FORMATS, QTensor
 from tests.gpu_on_cpu import sass
@@ -35,7 +37,7 @@ LEAST_SHARE = 0.005  # of a step's time, for a line of its own
 
 @functools.cache
 def code_of(kernel) -> limits.Code:
-    made = sass.code(kernel, ARCHITECTURE)
+    made = sass.code(early.kernel_of(kernel), ARCHITECTURE)
     return limits.Code(made.registers, made.shared)
 
 
@@ -48,17 +50,18 @@ def issued(kernel: str, tokens: int) -> float:
     kind, _, coding = kernel.partition("_")
     name = next(name for name in layout.CODINGS if name.lower() == coding)
     few, many = (_count(kernel, kind, name, tokens, steps) for steps in (16, 32))
-    return (many - few) / 16 / (8 if kind == "many" else 1)  # a block of `many` has 8 tiles
+    return (many - few) / 16 / (linear_many.MANY_ROWS // layout.ROWS if kind == "many" else 1)
 
 
 def _count(kernel, kind, name, tokens, steps):
-    rows = 32 if kind == "many" else 4
+    rows = linear_many.MANY_ROWS if kind == "many" else layout.ROWS
     rng = np.random.default_rng(0)
-    weight = QTensor.from_array(rng.standard_normal((rows, steps * 256), np.float32), FORMATS[name])
-    x = rng.standard_normal((tokens, steps * 256), np.float32)
+    columns = steps * layout.COLUMNS
+    weight = QTensor.from_array(rng.standard_normal((rows, columns), np.float32), FORMATS[name])
+    x = rng.standard_normal((tokens, columns), np.float32)
     with device.use(Profiler(log=False)) as profiler:
         linear.linear(x, layout.device_matrix(weight), "float" if kind == "float" else "int8")
-    return profiler.issued[kernel]
+    return profiler.issued[kernel] * _code(profiler.kernels[kernel]).growth_of_loops
 
 
 def _count_attention(kernel, H, n_positions):
@@ -72,7 +75,12 @@ def _count_attention(kernel, H, n_positions):
     zero = np.zeros(1, np.int32)
     with device.use(Profiler(log=False)) as profiler:
         attention.attention(q, *pages, zero[None], zero, last, None)
-    return profiler.issued[kernel]
+    return profiler.issued[kernel] * _code(profiler.kernels[kernel]).growth
+
+
+@functools.cache
+def _code(kernel):
+    return sass.code(kernel, ARCHITECTURE)
 
 
 def page() -> str:
@@ -83,11 +91,13 @@ def page() -> str:
                 steps[spec, name + ", not fused"] = step_of(spec, call, fused=False)
                 continue
             steps[spec, name] = step_of(spec, call)
-            steps[spec, name + ", kernels start late"] = step_of(spec, call, card=limits.LATE)
-            steps[spec, name + ", late, not fused"] = step_of(spec, call, fused=False, card=limits.LATE)
+            steps[spec, name + ", nothing asked for ahead"] = step_of(spec, call, asks=False)
+            late = {"card": limits.LATE, "asks": False}
+            steps[spec, name + ", kernels start late"] = step_of(spec, call, **late)
+            steps[spec, name + ", late, not fused"] = step_of(spec, call, fused=False, **late)
     parts = [_summary(steps)]
     for (spec, name), step in steps.items():
-        if "late" not in name:
+        if "late" not in name and "ahead" not in name:
             parts += [f"#### {spec.replace(':', ' ')}, {name}", _kernels(step)]
     return "\n\n".join(parts)
 
@@ -113,19 +123,20 @@ def _kernels(step) -> str:
     groups: dict[tuple, list] = {}
     for p in step.predictions:
         groups.setdefault((title(p.name), p.memory_bytes, p.ops), []).append(p)
-    head = "kernel limit times MB Mop registers shared warps waves in-flight-MB us ms-in-all".split()
+    head = "kernel limit times MB early-MB Mop registers shared warps waves in-flight-MB us ms-in-all".split()
     lines, rest, n_rest = [], 0.0, 0
-    for (name, _, _), found in sorted(groups.items(), key=lambda item: -len(item[1]) * item[1][0].seconds):
+    for (name, _, _), found in sorted(groups.items(), key=lambda item: -sum(p.seconds for p in item[1])):
         p, total = found[0], sum(p.seconds for p in found)
+        early, us = (sum(getattr(p, name) for p in found) / len(found) for name in ("early_bytes", "seconds"))
         if total < LEAST_SHARE * step.seconds:
             rest, n_rest = rest + total, n_rest + len(found)
             continue
         lines.append([
             name, p.limit, str(len(found)), f"{(p.memory_bytes + p.cache_bytes) / 1e6:.2f}",
-            f"{p.ops / 1e6:.1f}", str(p.registers), str(p.shared), str(p.warps), f"{p.waves:.2f}",
-            f"{p.in_flight / 1e6:.2f}", f"{1e6 * p.seconds:.2f}", f"{1e3 * total:.3f}",
+            f"{early / 1e6:.2f}", f"{p.ops / 1e6:.1f}", str(p.registers), str(p.shared), str(p.warps),
+            f"{p.waves:.2f}", f"{p.in_flight / 1e6:.2f}", f"{1e6 * us:.2f}", f"{1e3 * total:.3f}",
         ])  # fmt: skip
-    lines.append(["others", "", str(n_rest), *[""] * 8, f"{1e3 * rest:.3f}"])
+    lines.append(["others", "", str(n_rest), *[""] * 9, f"{1e3 * rest:.3f}"])
     return markdown([[word.replace("-", " ") for word in head], *lines], 2)
 
 

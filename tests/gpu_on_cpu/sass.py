@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.gpu_on_cpu import offline
+from fastpath.cuda import early
+from tests.gpu_on_cpu import offline, ptx_to_c
 
 # float64 arithmetic comes from a literal or an integer that nobody wrapped in float32; local memory from
 # an array whose index is not known at compile time.
@@ -28,11 +29,18 @@ class Instruction(NamedTuple):
 
 
 class Code(NamedTuple):
+    """
+    growth          instructions of machine code for each of PTX (but for ptx_to_c.FREE)
+    growth_of_loops the same of what stands in loops
+    """
+
     registers: int
     spills: int  # bytes, stores and loads
     stack: int  # bytes
     shared: int  # bytes
     listing: tuple[Instruction, ...]
+    growth: float
+    growth_of_loops: float
 
     @property
     def mnemonics(self):
@@ -63,7 +71,8 @@ def codes(kernels, architecture):
         listing = _run(tool("cuobjdump"), "-sass", binary)
     reports = _parts(r"Compiling entry function '([\w$]+)'", said)
     listings = _parts(r"Function : ([\w$]+)", listing)
-    return [_code_of(reports[name], listings[name]) for name in names]
+    texts = dict(zip(names, texts, strict=True))
+    return [_code_of(reports[name], listings[name], texts[name]) for name in names]
 
 
 DECLARED = re.compile(
@@ -92,20 +101,47 @@ def _parts(heading, text):
     return dict(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
-def _code_of(said, listing):
+def _code_of(said, listing, ptx):
     def number(pattern):
         found = re.search(pattern, said)
         return int(found[1]) if found else 0
 
     spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
     line = r"/\*([0-9a-f]{4,})\*/\s+(@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]+)([^;]*);"
+    (n_ptx, n_ptx_loops), (n_code, n_code_loops) = _ptx_sizes(ptx), _sizes(listing)
     return Code(
         number(r"Used (\d+) registers"), spills, number(r"(\d+) bytes stack frame"),
         number(r"(\d+) bytes smem"),
         tuple(
             Instruction(int(at, 16), guard.strip(), *rest) for at, guard, *rest in re.findall(line, listing)
         ),
+        n_code / n_ptx, n_code_loops / n_ptx_loops if n_ptx_loops else 1.0,
     )  # fmt: skip
+
+
+def _ptx_sizes(ptx):
+    """Instructions, and those of them in loops: between a label and a jump back to it."""
+    labels: dict[str, int] = {}
+    texts = [text for _, text in early.instructions(ptx, labels)]
+    jumps = [(labels[text.split()[1]], i) for i, text in enumerate(texts) if text.startswith("bra")]
+    counts = [not text.startswith(ptx_to_c.FREE) for text in texts]
+    return sum(counts), sum(n for i, n in enumerate(counts) if _is_inside(i, jumps))
+
+
+def _sizes(listing):
+    line = r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?PT?\d* )?\s*([A-Z][A-Z0-9_.]*)([^;]*);"
+    found = [(int(at, 16), name, rest) for at, name, rest in re.findall(line, listing)]
+    found = [one for one in found if one[1] != "NOP"]
+    jumps = []
+    for at, name, rest in found:
+        if name.startswith("BRA") and (target := re.search(r"0x([0-9a-f]+)\s*$", rest)):
+            jumps.append((int(target[1], 16), at))
+    jumps = [(to, at) for to, at in jumps if to < at]  # the last one stays where it is
+    return len(found), sum(_is_inside(at, jumps) for at, _, _ in found)
+
+
+def _is_inside(i, jumps):
+    return any(to <= i <= at for to, at in jumps)
 
 
 def _run(*command):

@@ -36,12 +36,13 @@ class Profiler:
     """A device (fastpath.cuda.device.use) that runs kernels on executor two and keeps their sites.
 
     sites   {kernel name: [Site]} of the last launch of each kernel
+    kernels {kernel name: Kernel}
     issued  {kernel name: PTX instructions of all its warps} of the same, but for moves (ptx_to_c.FREE)
     """
 
     def __init__(self, architecture=offline.ARCHITECTURES[-1], capacity=2_000_000, log=True):
         self.architecture, self.capacity = architecture, capacity
-        self.sites, self.issued = {}, {}
+        self.sites, self.issued, self.kernels = {}, {}, {}
         self.log = log  # without: instructions are counted, and no accesses kept
 
     def empty(self, shape, dtype):
@@ -59,6 +60,7 @@ class Profiler:
         log, library = np.zeros(self.capacity, ACCESS), runtime.library()
         library.run_log(log.ctypes.data, self.capacity if self.log else 0)
         before = library.run_issued_so_far()
+        self.kernels[kernel.name] = kernel
         try:
             launching.run(image, grid, threads, arguments, schedules=(launching.LOCKSTEP,))
             n = library.run_log_length()
