@@ -121,7 +121,7 @@ def text(found: dict[str, Any]) -> str:
 def _model_line(model: dict[str, Any]) -> str:
     word = "agrees" if model["ok"] else "DIFFERS"
     what = f"{model['model']}, {model['recipe']}, {model['activations']}"
-    return f"model       {what}: {word}, largest error {model['error']:.2g}"
+    return f"model       {what}: {word}, error {model['error']:.1e} of {model['limit']:.1e}"
 
 
 def _speed_lines(speed: dict[str, Any], copy: float | None) -> list[str]:

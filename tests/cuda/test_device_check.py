@@ -46,6 +46,16 @@ def test_a_wrong_op_is_named(small, monkeypatch, capsys):
     assert "add : error" in said.err and "4 of 5" in said.out
 
 
+def test_integer_products_have_no_room():
+    """In the last bit of one number they differ; float32 sums may."""
+    limits = {}
+    for op, case, arguments in checks.cases(np.random.default_rng(0)):
+        limits[op, case] = checks._limit(op, arguments)
+    assert limits["linear", "Q4_K int8, 1 token"] == limits["expert_linear", "Q8_0 int8"] == 0
+    assert limits["linear", "BF16 int8, 1 token"] == limits["linear", "Q4_K float, 1 token"] > 1e-6
+    assert limits["top_k", "k = 64"] == limits["clip", ""] == 0 < limits["attention", "f16"] < 2e-5
+
+
 def test_a_part_that_fails_is_a_result(small, monkeypatch, capsys):
     """A driver that refuses graphs, a compiler that refuses a kernel: everything else is still measured."""
 
