@@ -441,11 +441,15 @@ def _tiles(nodes: Sequence[Node], made: Arguments, flow: Flow):
                 for name, value in zip(names, call.launch.arguments, strict=True)
             ]
             wired.append(Wired(kernel, tuple(map(made.of, values, kernel.signature))))
-        before = nodes[0].before
+        before, threads = nodes[0].before, members[0].launch.threads
         yield Tiles(
-            tuple(wired), tuple(ends), tuple(tiles), all(call.launch.grid[1] == 1 for call in members),
-            before and _rows(before, made, flow, members[0].launch.threads, made.number),
-        )  # fmt: skip
+            tuple(wired),
+            tuple(ends),
+            tuple(tiles),
+            is_flat=all(call.launch.grid[1] == 1 for call in members),
+            has_share=any(call.argument("share") for call in members),
+            before=before and _rows(before, made, flow, threads, made.number),
+        )
 
 
 def _block(node: Node, made: Arguments) -> Block:

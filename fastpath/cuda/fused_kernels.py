@@ -27,7 +27,6 @@ from fastpath.cuda.warp import MAX_WARPS
 
 ROW = float32[::1]
 REGISTERS = 96  # ceiling: such kernels are small, and each waits for the one before it
-FILE = 65536  # registers of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Members have one kernel.  ends, tiles: the argument numbers of each one's end, and of its grid's x.
-    is_flat: the y of their grids is 1.  before: what each block does first, all rows and pieces of it; they
-    end where its blocks would"""
+    """Members have one kernel.
+
+    ends, tiles  the argument numbers of each one's end, and of its grid's x
+    is_flat      the y of their grids is 1
+    has_share    there are experts (grouping.py)
+    before       what each block does first, all rows and pieces of it; they end where its blocks would
+    """
 
     members: tuple[Wired, ...]
     ends: tuple[int, ...]
     tiles: tuple[int, ...]
     is_flat: bool
+    has_share: bool
     before: Rows | None = None
 
 
@@ -95,7 +99,7 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
         _function(text, steps),
         types,
         tuple(sorted({want for kernel in kernels for want in kernel.wants})),
-        registers=_registers(parts),
+        registers=max(REGISTERS, *(kernel.registers for kernel in kernels)),
         bounds=_bounds(parts),
         name=name,
         writes=tuple(f"a{i}" for i in sorted({i for part in parts for i in _written(part)})),
@@ -125,17 +129,9 @@ def _function(text: str, steps: dict) -> Any:
 
 
 def _bounds(parts: tuple[Part, ...]) -> tuple[int, int] | None:
-    """What products ask for; with several formats a block less: each wants registers for other numbers."""
+    """What the product asks for that fits least often."""
     found = [part.members[0].kernel.bounds for part in parts if isinstance(part, Tiles)]
-    bounds = min((bounds for bounds in found if bounds), default=None)
-    return (bounds[0], bounds[1] - 1) if bounds and len(found) > 1 else bounds
-
-
-def _registers(parts: tuple[Part, ...]) -> int:
-    """Ceiling: what the bounds leave to a thread, but for other kinds of parts."""
-    most = max(kernel.registers for kernel in (wired.kernel for part in parts for wired in wired_of(part)))
-    bounds = _bounds(parts)
-    return max(REGISTERS, most, FILE // (bounds[0] * bounds[1]) // 8 * 8 if bounds else 0)
+    return min((bounds for bounds in found if bounds), default=None)
 
 
 def wired_of(part: Part) -> tuple[Wired, ...]:
@@ -285,10 +281,14 @@ def _tiles(part: Tiles, begin: str, steps: dict, which: str) -> list[str]:
     columns = list(zip(*(wired.arguments for wired in part.members), strict=True))
     chosen = {"start": [begin, *ends[:-1]], "n": [f"a{i}" for i in part.tiles]}
     words = []
-    for k, numbers in enumerate(columns):
-        if len(set(numbers)) > 1:
+    for k, (name, numbers) in enumerate(zip(names_of(part.members[0].kernel), columns, strict=True)):
+        if name == "share" and not part.has_share:
+            words.append("int32(0)")  # a number that the compiler knows
+        elif len(set(numbers)) > 1:
             chosen[f"m{k}"] = [f"a{i}" for i in numbers]
-        words.append(f"m{k}" if len(set(numbers)) > 1 else f"a{numbers[0]}")
+            words.append(f"m{k}")
+        else:
+            words.append(f"a{numbers[0]}")
     lines = []
     for j in range(len(part.members)):
         if len(part.members) > 1:
