@@ -189,12 +189,7 @@ def _of_weight(
     step_bytes = of_matrix / steps
     coding = weight.coding_name.lower()
     if "many_" in name:
-        passes = -(-T // linear_many.MANY_TOKENS)
-        n_steps = steps * passes
-        reread = of_matrix * (passes - 1) if of_matrix > L2_BYTES // 2 else 0
-        return Work(of_matrix + reread, of_matrix * (passes - 1) - reread, tensor_ops=2 * T * M * C,
-                    instructions=n_steps * issued(f"many_{coding}", linear_many.MANY_TOKENS),
-                    warp_bytes=step_bytes)  # fmt: skip
+        return _of_many(weight, T, noted.n_active, issued)
     is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
     kind = "float" if is_float else "linear"
     built = few(kind)
@@ -212,6 +207,39 @@ def _of_weight(
         instructions=slots * steps * issued(f"{kind}_{coding}", tokens),
         warp_bytes=step_bytes * min(built.ahead, max(1, of_warp)), has_stack=E > 1,
     )  # fmt: skip
+
+
+def _of_many(weight: layout.DeviceMatrix, T: int, n_active: int, issued: Issued) -> Work:
+    """Tiles of rows and tokens, or entries; warps whose tokens are not there only help with the weights."""
+    M, C = weight.shape[-2:]
+    E = weight.shape[0] if len(weight.shape) == 3 else 1
+    of_warp, of_tile = linear_many.OF_WARP, linear_many.MANY_TOKENS
+    shares = _binomial(T, n_active / E) if E > 1 else {T: 1.0}  # entries of a matrix -> how many are so
+    whole = E * sum(share * (n // of_tile + (n % of_tile > of_warp)) for n, share in shares.items())
+    half = E * sum(share * (0 < n % of_tile <= of_warp) for n, share in shares.items())
+    row_tiles, columns = -(-M // linear_many.MANY_ROWS), layout.padded_columns(C)
+    steps = row_tiles * linear_many.MANY_ROWS / layout.ROWS * columns / layout.COLUMNS
+    kernel, tokens = f"many_{weight.coding_name.lower()}", of_tile * whole + of_warp * half
+    of_matrix = weight.nbytes // E
+    used = E * (1 - shares.get(0, 0.0))
+    passes = max(0.0, whole + half - used)  # of one matrix over its weights, behind the first
+    from_memory = passes if of_matrix > L2_BYTES // 2 else 0.0
+    return Work(
+        memory_bytes=int(of_matrix * (used + from_memory)),
+        cache_bytes=int(of_matrix * (passes - from_memory) + row_tiles * tokens * columns),
+        tensor_ops=int(2 * tokens * row_tiles * linear_many.MANY_ROWS * columns),
+        instructions=steps * (whole * issued(kernel, of_tile) + half * issued(kernel, of_warp)),
+        warp_bytes=of_matrix / -(-M // layout.ROWS) * PADDED_STEP / columns * linear_many.TILES_OF_WARP,
+    )
+
+
+PADDED_STEP = 256  # columns of a step of many tokens
+
+
+def _binomial(n: int, p: float) -> dict[int, float]:
+    """{k: probability of k hits in n}"""
+    log = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)]
+    return {k: math.exp(log[k] + k * math.log(p) + (n - k) * math.log1p(-p)) for k in range(n + 1)}
 
 
 L2_BYTES = 50 << 20

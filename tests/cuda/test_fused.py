@@ -3,6 +3,7 @@
 A call is recorded as a program, which fuses it, and run op by op; both on executor one.
 """
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -400,7 +401,9 @@ def test_machine_code(spec):
         faults = sass.faults(kernel, (9, 0), code)
         assert not faults, f"{kernel.name}: {'; '.join(faults)}"
         ptx = offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
-        of_weights = ".nc.L1::no_allocate"  # the read-only path promises nothing of what others just wrote
-        assert ptx.count("ld.global.nc") == ptx.count(of_weights), kernel.name
+        # the read-only path promises nothing of what others just wrote: only loads that say so may take it
+        of_compiler = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.S)
+        assert "ld.global.nc" in ptx or "linear_" not in kernel.name
+        assert "ld.global.nc" not in of_compiler, kernel.name
         assert any(name.startswith("UBLKPF.L2") for name in code.mnemonics), kernel.name
         assert code.mnemonics["ACQBULK"] and code.mnemonics["PREEXIT"], kernel.name
