@@ -1,4 +1,4 @@
-"""What a constraint is asked and told: rollback, forks, rows of any length; faults, compilers that are slow."""
+"""A constraint in use: rollback, forks, rows of any length; faults, and grammars that take long to compile."""
 
 import numpy as np
 import pytest
