@@ -18,7 +18,7 @@ test-slow: $(VENV)/.installed-test  ## the same suite with ten times the example
 	HYPOTHESIS_PROFILE=nightly $(PY) -m pytest -m "not live and not gpu"
 
 test-page: $(VENV)/.installed-page  ## the chat page in headless Chromium (Debian: apt install chromium); a minute
-	$(PY) -m pytest tests/server/test_page.py
+	$(PY) -m pytest tests/server/page
 
 soak: $(VENV)/.installed-test  ## 2,000 random requests with aborts, on ample and on scarce pages; minutes
 	$(PY) -m tests.soak
