@@ -484,7 +484,14 @@ def _rows(node: Node, made: Arguments, flow: Flow, threads: int, number_of_block
                 numbers_of.append(made.of(value.reshape(-1), ROW))
         steps.append(Wired(call.kernel, tuple(numbers_of), tuple(inside)))
         more.append(tuple(map(made.number, step.more(call))))
-    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node), _is_whole(node))
+    held = tuple(_held(call, C, threads) for call in node.calls)
+    return Rows(tuple(steps), tuple(numbers), tuple(more), _capacity(node), _is_whole(node), held)
+
+
+def _held(call: Call, C: int, threads: int) -> int:
+    """Columns of a row that a thread multiplies by the weights of a norm."""
+    is_weighted = call.kernel is norm.RMS_NORM and call.argument("is_weighted")
+    return -(-C // threads) if is_weighted else 0
 
 
 def _rows_and_columns(node: Node) -> tuple[int, int]:

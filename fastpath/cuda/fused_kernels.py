@@ -19,6 +19,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
+from fastpath.cuda import norm
 from fastpath.cuda.fuse_flow import names_of
 from fastpath.cuda.fused_steps import STEPS
 from fastpath.cuda.intrinsics import let_next_start, wait_for_previous
@@ -26,7 +27,7 @@ from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.warp import MAX_WARPS
 
 ROW = float32[::1]
-REGISTERS = 96  # ceiling: such kernels are small, and each waits for the one before it
+REGISTERS = 128  # ceiling: such kernels are small, and each waits for the one before it
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,21 @@ class Wired:
 
 @dataclass(frozen=True)
 class Rows:
-    """numbers: those of the arguments that are: end of the part's blocks, pieces of a row, columns of a
-    piece, columns of a row, threads.  more: of the numbers that steps want.  is_whole: a row is one piece"""
+    """
+    numbers   those of the arguments that are: end of the part's blocks, pieces of a row, columns of a piece,
+              columns of a row, threads
+    more      of the numbers that steps want
+    is_whole  a row is one piece
+    held      for each step: how many columns of a row a thread multiplies by weights that it may bring before
+              the launch ahead has ended (norm.py); 0: none
+    """
 
     steps: tuple[Wired, ...]
     numbers: tuple[int, ...]
     more: tuple[tuple[int, ...], ...]
     capacity: int  # floats of a shared row
     is_whole: bool
+    held: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -108,14 +116,18 @@ def kernel_of(parts: tuple[Part, ...], types: tuple) -> Kernel:
 
 
 def _early(parts: tuple[Part, ...], n_arguments: int) -> Any:
-    """The kernel with waits inside, where products have something to do before; None: none of them has."""
-    if not any(_waits_by_itself(part) for part in parts):
+    """The kernel with waits inside, where a part has something to do before; None: none of them has."""
+    if not any(_waits_by_itself(part) or _holds(part) for part in parts):
         return None
     return _function(*source(parts, n_arguments, is_early=True))
 
 
 def _waits_by_itself(part: Part) -> bool:
     return isinstance(part, Tiles) and part.before is None
+
+
+def _holds(part: Part) -> bool:
+    return isinstance(part, Rows) and any(part.held)
 
 
 def _function(text: str, steps: dict) -> Any:
@@ -174,8 +186,10 @@ def source(parts: tuple[Part, ...], n_arguments: int, is_early: bool = False) ->
         elif isinstance(part, Block):
             lines = _block(part, steps)
         else:
-            lines = _rows(part, f"(b - {begin})", steps, first)
-        return lines if waits or not is_early else ["wait()", "let_next()", *lines]
+            lines = _rows(part, f"(b - {begin})", steps, first, is_early)
+        if waits or not is_early:
+            return lines
+        return [*(_hold(part, steps) if _holds(part) else []), "wait()", "let_next()", *lines]
 
     lines = _branches(parts, body)
     arrays = [f"s{i} = cuda.shared.array({size}, float32)" for i, size in enumerate(_capacities(parts))]
@@ -227,14 +241,24 @@ def _n_shared(part: Rows) -> int:
     return len({number for wired in part.steps for _, number in wired.shared})
 
 
-def _rows(part: Rows, i: str, steps: dict, shared: int) -> list[str]:
+def _hold(part: Rows, steps: dict) -> list[str]:
+    lines = []
+    for k, (wired, n) in enumerate(zip(part.steps, part.held, strict=True)):
+        if n:
+            steps[f"hold_{n}"], steps[f"norm_with_{n}"] = norm.holding(n)
+            columns, threads = (f"a{i}" for i in part.numbers[3:])
+            lines.append(f"h{k} = hold_{n}(a{wired.named['weight']}, {columns}, {threads})")
+    return lines
+
+
+def _rows(part: Rows, i: str, steps: dict, shared: int, is_early: bool = False) -> list[str]:
     """Row, or piece of a row, number i."""
     pieces, width = (f"a{k}" for k in part.numbers[1:3])
     if part.is_whole:
         lines = [f"t = int32({i})", "lo = int32(0)"]
     else:
         lines = [f"t = int32(uint32({i}) // uint32({pieces}))", f"lo = int32({i} - t * {pieces}) * {width}"]
-    return lines + _steps_of_row(part, steps, shared)
+    return lines + _steps_of_row(part, steps, shared, part.held if is_early else (0,) * len(part.steps))
 
 
 def _before(part: Rows, steps: dict, shared: int) -> list[str]:
@@ -243,13 +267,13 @@ def _before(part: Rows, steps: dict, shared: int) -> list[str]:
     return [f"for i in range(a{part.numbers[0]}):", *("    " + line for line in body)]
 
 
-def _steps_of_row(part: Rows, steps: dict, shared: int) -> list[str]:
+def _steps_of_row(part: Rows, steps: dict, shared: int, held: tuple[int, ...]) -> list[str]:
     """Row t from column lo on."""
     width, columns, threads = (f"a{i}" for i in part.numbers[2:])
     lines = []
     unit = f"t, lo, lo + {width}, {columns}, {threads}, partial"
     pending: dict = {}  # row -> was it written by a step that writes others' columns, since the last barrier
-    for wired, more in zip(part.steps, part.more, strict=True):
+    for k, (wired, more) in enumerate(zip(part.steps, part.more, strict=True)):
         step, is_shared = wired.step, dict(wired.shared)
         where = {
             name: ("s", is_shared[name]) if name in is_shared else ("a", i) for name, i in wired.named.items()
@@ -261,17 +285,22 @@ def _steps_of_row(part: Rows, steps: dict, shared: int) -> list[str]:
         ):
             lines.append("cuda.syncthreads()")
             pending.clear()
-        words = [f"a{i}" for i in more]
+        words = {}
         for name, i in wired.named.items():
             if name not in step.rows:
-                words.append(f"a{i}")
+                words[name] = f"a{i}"
             elif name in is_shared:
-                words += [f"s{shared + is_shared[name]}", "-lo"]
+                words[name] = f"s{shared + is_shared[name]}, -lo"
             else:
-                words += [f"a{i}", f"t * {columns}"]
+                words[name] = f"a{i}, t * {columns}"
             if name in wired.kernel.writes:
                 pending[where[name]] = step.elsewhere
-        lines.append(f"{_named(steps, wired)}({unit}, {', '.join(words)})")
+        if held[k]:
+            given = f"{words['x']}, h{k}, {words['eps']}, {words['out']}"
+            lines.append(f"norm_with_{held[k]}({given}, {columns}, {threads}, partial)")
+        else:
+            given = ", ".join([*(f"a{i}" for i in more), *words.values()])
+            lines.append(f"{_named(steps, wired)}({unit}, {given})")
     return lines
 
 

@@ -8,12 +8,13 @@ LayerNorm: what the sum of thousands of large numbers lost of a mean, the sum of
 """
 
 import math
+from functools import cache
 
 import numpy as np
 from numba import cuda, float32, int32
 
 from fastpath.cuda import device
-from fastpath.cuda.intrinsics import fma_rn, mul_rn
+from fastpath.cuda.intrinsics import as_f32, fma_rn, load_weights_v1, mul_rn
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.warp import MAX_WARPS, block_sum, sum_of_warps
 
@@ -47,19 +48,78 @@ def threads_for(D):
 
 
 @cuda.jit(device=True)
-def norm_row(x, x0, weight, is_weighted, eps, out, out0, D, threads, partial):
-    """A row: x[x0 : x0 + D] -> out[out0 : ...], by the first `threads` of a block, all of which come here."""
+def _factor(x, x0, eps, D, threads, partial):
+    """(what a row is multiplied by, this thread's first column); all threads of a block come here."""
     first = cuda.threadIdx.x if cuda.threadIdx.x < threads else D
     squares = float32(0)
     for d in range(first, D, threads):
         squares = fma_rn(x[x0 + d], x[x0 + d], squares)
     mean = sum_of_warps(squares, partial, threads >> 5) / float32(D)
-    factor = float32(1) / math.sqrt(mean + eps)
+    return float32(1) / math.sqrt(mean + eps), first
+
+
+@cuda.jit(device=True)
+def norm_row(x, x0, weight, is_weighted, eps, out, out0, D, threads, partial):
+    """A row: x[x0 : x0 + D] -> out[out0 : ...], by the first `threads` of a block, all of which come here."""
+    factor, first = _factor(x, x0, eps, D, threads, partial)
     for d in range(first, D, threads):
         value = mul_rn(x[x0 + d], factor)
         if is_weighted:
             value = mul_rn(value, weight[d])
         out[out0 + d] = value
+
+
+@cache
+def holding(n):
+    """(hold, norm_row_with) for rows of which a thread has up to n columns: norm_row in two parts.
+
+    hold(weight, D, threads)   what this thread multiplies by, in registers.  Nobody writes it, so this may
+                               be long before there is a row
+    norm_row_with(x, x0, weights, eps, out, out0, D, threads, partial)   the rest
+    """
+    hold, multiply = _held_columns(n)
+
+    @cuda.jit(device=True)
+    def norm_row_with(x, x0, weights, eps, out, out0, D, threads, partial):
+        factor, first = _factor(x, x0, eps, D, threads, partial)
+        multiply(x, x0, factor, weights, out, out0, first, D, threads)
+
+    return hold, norm_row_with
+
+
+def _held_columns(n):
+    """One after the other: a tuple that a loop indexes would not stay in registers."""
+    last = n - 1
+    fewer, multiply_fewer = _held_columns(last) if last else (None, None)
+
+    @cuda.jit(device=True)
+    def one(weight, D, threads):
+        return as_f32(load_weights_v1(weight, min(cuda.threadIdx.x + last * threads, D - 1))[0])
+
+    @cuda.jit(device=True)
+    def multiply_one(x, x0, factor, weights, out, out0, first, D, threads):
+        d = first + last * threads
+        if d < D:
+            out[out0 + d] = mul_rn(mul_rn(x[x0 + d], factor), weights[last])
+
+    if not last:
+
+        @cuda.jit(device=True)
+        def only(weight, D, threads):
+            return (one(weight, D, threads),)
+
+        return only, multiply_one
+
+    @cuda.jit(device=True)
+    def all_of(weight, D, threads):
+        return fewer(weight, D, threads) + (one(weight, D, threads),)  # noqa: RUF005  Numba has no other way
+
+    @cuda.jit(device=True)
+    def multiply_all(x, x0, factor, weights, out, out0, first, D, threads):
+        multiply_fewer(x, x0, factor, weights, out, out0, first, D, threads)
+        multiply_one(x, x0, factor, weights, out, out0, first, D, threads)
+
+    return all_of, multiply_all
 
 
 def _rms_norm_kernel(x, weight, is_weighted, eps, out):

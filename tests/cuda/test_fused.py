@@ -381,8 +381,8 @@ def _without_spills_around_loops(code):
     spills = sum(n for name, n in code.mnemonics.items() if name.startswith(("LDL", "STL")))
     if code.spills > SPILLED or spills > SPILLED // 4:
         return code
-    kept = {name: n for name, n in code.mnemonics.items() if not name.startswith(("LDL", "STL"))}
-    return code._replace(spills=0, stack=0, mnemonics=Counter(kept))
+    kept = tuple(one for one in code.listing if not one.mnemonic.startswith(("LDL", "STL")))
+    return code._replace(spills=0, stack=0, listing=kept)
 
 
 @pytest.mark.parametrize("spec", _slow_but(("E4B:Q8_0",), PUBLISHED))
