@@ -308,6 +308,7 @@ def _small_cases(rng, *, of_experts: bool = True) -> dict[str, dict]:
         "rope_table": {"positions": np.array([0, 5, 4000], np.int32), "inv_freq": 0.9 ** np.arange(32.0)},
         "geglu": {"gate": x(3, 700), "up": x(3, 700)},
         "softcap": {"x": 20 * x(3, 700), "cap": 30.0},
+        "top_k": {"logits": 20 * x(3, 700), "k": 9, "cap": 30.0},
         "add": {"x": x(3, 70), "y": x(3, 70)},
         "scale": {"x": x(3, 70), "factor": 0.7},
         "get_rows": {"x": x(5, 70), "rows": np.array([4, 0, 0], np.int32)},

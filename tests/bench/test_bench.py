@@ -343,8 +343,8 @@ def test_no_figure_when_one_route_is_wrong(bench, paths, monkeypatch, T):
 def test_no_figure_when_replay_is_wrong(bench, paths, monkeypatch):
     from fastpath.replay import Replay
 
-    right = Replay.logits
-    monkeypatch.setattr(Replay, "logits", lambda self, batch: right(self, batch) + np.float32(1e-3))
+    right = Replay.run
+    monkeypatch.setattr(Replay, "run", lambda self, *call: right(self, *call) + np.float32(1e-3))
     status, out, err = bench("-m", paths["e2b"], "-p", 0, "-n", 2, "-r", 1)
     assert (status, out) == (2, "") and "replayed step of 1 tokens" in err.splitlines()[-1]
 

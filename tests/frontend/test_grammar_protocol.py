@@ -1,4 +1,4 @@
-"""A constraint in use: rollback, forks, rows of any length; faults, and grammars that take long to compile."""
+"""A constraint in use: rollback, forks, rows of any length; faults, and grammars that are slow to compile."""
 
 import numpy as np
 import pytest
