@@ -16,12 +16,21 @@ from numba.core.typing import signature
 from numba.cuda.extending import intrinsic
 
 I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+# Weights: by the read-only path, for what nobody writes while the kernel runs.  They are read once: the
+# first-level cache does not keep them, the second-level one drops them before what was asked for ahead.
+WEIGHTS = "ld.global.nc.L1::no_allocate"
+GOES_FIRST = 0x12F0000000000000  # what createpolicy.fractional.L2::evict_first.b64 of 1.0 gives
 CONSTRAINT = {I16: "h", I32: "r", I64: "l", F32: "f"}
 TYPE = {types.int32: I32, types.float32: F32}
 
 
 def _emit(builder, text, results, values, touches_memory=False):
     """One instruction: `text` names its results $0.. and then its operands.  Returns a list of results."""
+    if text.startswith(WEIGHTS):
+        text = text.replace(WEIGHTS, f"{WEIGHTS}.L2::cache_hint").replace(
+            "];", f"], ${len(results) + len(values)};"
+        )
+        values = [*values, ir.Constant(I64, GOES_FIRST)]
     kinds = [value.type for value in values]
     constraints = ["=" + CONSTRAINT[kind] for kind in results] + [CONSTRAINT[kind] for kind in kinds]
     if touches_memory:
@@ -241,8 +250,6 @@ def _load(opcode, n, address=_global):
     return function
 
 
-# Weights: the read-only path, for what nobody writes while the kernel runs; read once, they need not stay.
-WEIGHTS = "ld.global.nc.L1::no_allocate"
 load_weights_v4 = _load(f"{WEIGHTS}.v4.u32", 4)
 load_weights_v2 = _load(f"{WEIGHTS}.v2.u32", 2)
 load_weights_v1 = _load(f"{WEIGHTS}.u32", 1)

@@ -30,12 +30,15 @@ from fastpath.cuda.program import Launch
 
 # Bytes that were asked for and not used when a launch ends: what it uses makes room for what it asks for.  A
 # H200 reads sets of up to 40 MB at its cache's full rate, larger ones from memory (gpu-benches,
-# gpu-l2-cache/h200.txt; by its data sheet it has 50 MB in two halves).  A fifth of that is left to the rest.
-BUDGET = 32 << 20
+# gpu-l2-cache/h200.txt; by its data sheet it has 50 MB in two halves).  A third of that is left to the rest;
+# predictions hardly rise with more.
+BUDGET = 26 << 20
 SLAB = 32 << 10  # bytes of a matrix: some blocks' worth, and few enough instructions
 MEMORY_RATE = 4.4e12  # bytes a second
 CACHE_RATE = 7.2e12  # limits.Card.cache
-START_S = 0.8e-6  # of a launch, in which it reads nothing: the gap before it, and a trip to the cache
+# Of a launch, in which it reads nothing: the gap before it, about.  With more, what is wanted next waits
+# behind what is wanted later.
+START_S = 0.65e-6
 BLOCKS = 128  # ask together: one on nearly each multiprocessor; one alone passes on 64 bytes a cycle at best
 LARGEST_VECTOR = 1 << 20  # bytes of what is no matrix
 UNIT, LINE = 16, 128  # bytes: what a prefetch counts in, and where it begins

@@ -30,8 +30,11 @@ def members(operand):
 
 
 def runtime_function(opcode):
-    """Name of the C function of an opcode, ptx_ld_global_nc_v4_u32; None where runtime.c has none."""
-    name = "ptx_" + re.sub(r"[.:]+", "_", opcode)
+    """Name of the C function of an opcode, ptx_ld_global_nc_v4_u32; None where runtime.c has none.
+
+    A hint for caches, the last operand, changes nothing here.
+    """
+    name = "ptx_" + re.sub(r"[.:]+", "_", opcode.replace(".L2::cache_hint", ""))
     return name if runtime.has(name) else None
 
 
