@@ -122,7 +122,8 @@ def _sub(n):
 
 
 def _block(n_bytes):
-    load, address = loads_at(f"{WEIGHTS}.u{8 * n_bytes}", 1, 1, APART), piece_of(n_bytes)
+    """A step's are not always whole sectors: the next one finds the rest of its last in L1."""
+    load, address = loads_at(f"ld.global.nc.u{8 * n_bytes}", 1, 1, APART), piece_of(n_bytes)
 
     @cuda.jit(device=True)
     def full(planes, unit, row, u):
