@@ -273,7 +273,7 @@ def _steps(coding):
     """
     pairs = (2 if coding.has_minimum else 1) * (1 if coding.is_256 else 4)
     terms_of = _terms_256(coding) if coding.is_256 else _terms_32(coding)
-    are_many = pairs > 4  # terms of two tokens do not fit into the registers
+    are_many = pairs > 4 or (pairs == 4 and coding.levels)  # those of two tokens do not fit into registers
     (one, two), places = _chains(pairs, 2 if coding.is_256 else 1), _places(coding)
 
     @cuda.jit(device=True)
