@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, grouping, layout, linear, linear_float, linear_many, read_ahead
+from fastpath.cuda import attention, grouping, layout, linear, linear_float, many_places, read_ahead
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -213,12 +213,12 @@ def _of_many(weight: layout.DeviceMatrix, T: int, n_active: int, issued: Issued)
     """Tiles of rows and tokens, or entries; warps whose tokens are not there only help with the weights."""
     M, C = weight.shape[-2:]
     E = weight.shape[0] if len(weight.shape) == 3 else 1
-    of_warp, of_tile = linear_many.OF_WARP, linear_many.MANY_TOKENS
+    of_warp, of_tile = many_places.OF_WARP, many_places.MANY_TOKENS
     shares = _binomial(T, n_active / E) if E > 1 else {T: 1.0}  # entries of a matrix -> how many are so
     whole = E * sum(share * (n // of_tile + (n % of_tile > of_warp)) for n, share in shares.items())
     half = E * sum(share * (0 < n % of_tile <= of_warp) for n, share in shares.items())
-    row_tiles, columns = -(-M // linear_many.MANY_ROWS), layout.padded_columns(C)
-    steps = row_tiles * linear_many.MANY_ROWS / layout.ROWS * columns / layout.COLUMNS
+    row_tiles, columns = -(-M // many_places.MANY_ROWS), layout.padded_columns(C)
+    steps = row_tiles * many_places.MANY_ROWS / layout.ROWS * columns / layout.COLUMNS
     kernel, tokens = f"many_{weight.coding_name.lower()}", of_tile * whole + of_warp * half
     of_matrix = weight.nbytes // E
     used = E * (1 - shares.get(0, 0.0))
@@ -227,9 +227,9 @@ def _of_many(weight: layout.DeviceMatrix, T: int, n_active: int, issued: Issued)
     return Work(
         memory_bytes=int(of_matrix * (used + from_memory)),
         cache_bytes=int(of_matrix * (passes - from_memory) + row_tiles * tokens * columns),
-        tensor_ops=int(2 * tokens * row_tiles * linear_many.MANY_ROWS * columns),
+        tensor_ops=int(2 * tokens * row_tiles * many_places.MANY_ROWS * columns),
         instructions=steps * (whole * issued(kernel, of_tile) + half * issued(kernel, of_warp)),
-        warp_bytes=of_matrix / -(-M // layout.ROWS) * PADDED_STEP / columns * linear_many.TILES_OF_WARP,
+        warp_bytes=of_matrix / -(-M // layout.ROWS) * PADDED_STEP / columns * many_places.TILES_OF_WARP,
     )
 
 

@@ -32,6 +32,7 @@ from fastpath.cuda.intrinsics import (
     piece_of,
     sar32,
     shr32,
+    sub32,
 )
 from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import CODINGS, ROWS, UNITS, on_device
@@ -272,7 +273,7 @@ def _steps(coding):
     """
     pairs = (2 if coding.has_minimum else 1) * (1 if coding.is_256 else 4)
     terms_of = _terms_256(coding) if coding.is_256 else _terms_32(coding)
-    are_many = pairs > 4  # terms of two tokens do not fit into the registers
+    are_many = pairs > 4 or (pairs == 4 and coding.levels)  # those of two tokens do not fit into registers
     (one, two), places = _chains(pairs, 2 if coding.is_256 else 1), _places(coding)
 
     @cuda.jit(device=True)
@@ -280,26 +281,28 @@ def _steps(coding):
         return terms_of(codes, scales, places(x, of_lane_in_8(row, k), first, u))
 
     @cuda.jit(device=True)
-    def of_one(row, acc, codes, scales, x, first, u):
-        return one(acc, terms_of(codes, scales, places(x, row, first, u)))
+    def terms_of_one(row, codes, scales, x, first, u):
+        return terms_of(codes, scales, places(x, row, first, u))
 
     @cuda.jit(device=True)
     def of_many(n, row, acc, codes, scales, x, first, u):
         k, mine = int32(0), int32(cuda.threadIdx.x & 7)
         while k < n:
-            if are_many or k + 1 == n:
+            if are_many or add32(k, 1) == n:
                 a = one(of_lane_in_8(acc, k), terms(k, row, codes, scales, x, first, u))
                 acc = a if mine == k else acc
-                k = int32(k + 1)
+                k = add32(k, 1)
             else:
-                next = int32(k + 1)
-                s, t = terms(k, row, codes, scales, x, first, u), terms(next, row, codes, scales, x, first, u)
+                next = add32(k, 1)
+                s = terms(k, row, codes, scales, x, first, u)
+                cuda.syncwarp()  # holds back the other's loads, which would take registers
+                t = terms(next, row, codes, scales, x, first, u)
                 a, b = two(of_lane_in_8(acc, k), s, of_lane_in_8(acc, next), t)
                 acc = a if mine == k else b if mine == next else acc
-                k = int32(k + 2)
+                k = add32(k, 2)
         return acc
 
-    return of_one, of_many
+    return terms_of_one, one, of_many
 
 
 def _places(coding):
@@ -337,36 +340,35 @@ def _scales(coding):
 def _tile(coding, ready):
     """ready: what has to be called before anything is read that an earlier kernel wrote."""
     load = loads_of(coding).load
-    codes_of_unit, scales, (of_one, of_many) = codes_of(coding).of_unit, _scales(coding), _steps(coding)
+    codes_of_unit, scales, (terms, chain, of_many) = codes_of(coding).of_unit, _scales(coding), _steps(coding)
     is_256, is_kept = coding.is_256, coding.low_bits == 8
 
     @cuda.jit(device=True)
-    def last(left, u):
-        """The lane's unit of the step, or the last one there is."""
-        return u if left >= UNITS else int32(min(u, left - 1))
+    def load_step(planes, before, first, n_units, row, u):
+        return load(planes, add32(before, first), sub32(n_units, first), row, u)
 
     @cuda.jit(device=True)
-    def turn_of_one(words, planes, unit, left, first, row, u, r, acc, x):
+    def last(first, n_units, u):
+        """The lane's unit of a step, or the last one there is."""
+        return min(u, sub32(sub32(n_units, first), 1))
+
+    @cuda.jit(device=True)
+    def turn_of_one(words, planes, before, first, row, u, r, acc, x):
         """A step, whose words are here; then its registers wait for those of the step after the next."""
-        after, left_after = int32(unit + 2 * UNITS), int32(left - 2 * UNITS)
-        codes, numbers = codes_of_unit(words), scales(words)
-        if not is_kept:
-            words = load(planes, after, left_after, row, u)
-        acc = of_one(r, acc, codes, numbers, x, first, last(left, u))
-        if is_kept:
-            words = load(planes, after, left_after, row, u)
-        return words, acc
+        found = terms(r, codes_of_unit(words), scales(words), x, first, last(first, x[3], u))
+        words = load_step(planes, before, add32(first, 2 * UNITS), x[3], row, u)
+        return words, chain(acc, found)
 
     @cuda.jit(device=True)
-    def turn_of_many(words, planes, unit, left, first, row, u, n, r, acc, x):
+    def turn_of_many(words, planes, before, first, row, u, n, r, acc, x):
         """The same, but then they wait for those of the next step."""
-        after, left_after = int32(unit + UNITS), int32(left - UNITS)
+        n_units, after = x[3], add32(first, UNITS)
         codes, numbers = codes_of_unit(words), scales(words)
         if not is_kept:
-            words = load(planes, after, left_after, row, u)
-        acc = of_many(n, r, acc, codes, numbers, x, first, last(left, u))
+            words = load_step(planes, before, after, n_units, row, u)
+        acc = of_many(n, r, acc, codes, numbers, x, first, last(first, n_units, u))
         if is_kept:
-            words = load(planes, after, left_after, row, u)
+            words = load_step(planes, before, after, n_units, row, u)
         return words, acc
 
     @cuda.jit(device=True)
@@ -380,27 +382,27 @@ def _tile(coding, ready):
         row, u = int32(cuda.threadIdx.x >> 3 & 3), int32(cuda.threadIdx.x & 7)
         tiles, mine = int32((M + ROWS - 1) // ROWS), int32(tile * WARPS + (cuda.threadIdx.x >> 5))
         planes, x = (low, high, sub, block), (q, scale, sums, n_units, int32(q.shape[1] >> 2))
-        left, unit = n_units, mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
-        words = load(planes, unit, left, row, u)
+        before = mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
+        words = load_step(planes, before, int32(0), n_units, row, u)
         more = words
         if n == 1:
-            more = load(planes, int32(unit + UNITS), int32(left - UNITS), row, u)
+            more = load_step(planes, before, int32(UNITS), n_units, row, u)
         if share == 0:
             ready()
         if mine >= tiles:
             return
         acc, first = float32(0), int32(0)
         if n == 1:
-            while left > 0:
-                words, acc = turn_of_one(words, planes, unit, left, first, row, u, r, acc, x)
-                unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
-                if left > 0:
-                    more, acc = turn_of_one(more, planes, unit, left, first, row, u, r, acc, x)
-                    unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
+            while first < n_units:
+                words, acc = turn_of_one(words, planes, before, first, row, u, r, acc, x)
+                first = add32(first, UNITS)
+                if first < n_units:
+                    more, acc = turn_of_one(more, planes, before, first, row, u, r, acc, x)
+                    first = add32(first, UNITS)
         else:
-            while left > 0:
-                words, acc = turn_of_many(words, planes, unit, left, first, row, u, n, r, acc, x)
-                unit, left, first = int32(unit + UNITS), int32(left - UNITS), int32(first + UNITS)
+            while first < n_units:
+                words, acc = turn_of_many(words, planes, before, first, row, u, n, r, acc, x)
+                first = add32(first, UNITS)
         m = mine * ROWS + row
         if u < n and m < M:
             out[entry_of(slots, share, u, y), m] = acc

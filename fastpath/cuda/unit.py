@@ -25,7 +25,6 @@ from fastpath.cuda.intrinsics import (
     piece_of,
     shl32,
     shr32,
-    xor32,
     zeros_of,
 )
 from fastpath.cuda.layout import LANES, ROWS, UNITS
@@ -122,7 +121,8 @@ def _sub(n):
 
 
 def _block(n_bytes):
-    load, address = loads_at(f"{WEIGHTS}.u{8 * n_bytes}", 1, 1, APART), piece_of(n_bytes)
+    """A step's are not always whole sectors: the next one finds the rest of its last in L1."""
+    load, address = loads_at(f"ld.global.nc.u{8 * n_bytes}", 1, 1, APART), piece_of(n_bytes)
 
     @cuda.jit(device=True)
     def full(planes, unit, row, u):
@@ -171,14 +171,14 @@ def codes_of(coding):
             )  # fmt: skip
 
     else:
-        unpack, flipped = _eight(_word_of(n, m, shift, coding.offset)), _flipped(m, coding.offset)
+        unpack = _eight(_word_of(n, m, shift, coding.offset))
 
         @cuda.jit(device=True)
         def of_unit(words):
             high = words[first:]
             return (
-                unpack(words[:n], flipped(high[:m])) + unpack(words[n:n2], flipped(high[m:m2]))
-                + unpack(words[n2:n3], flipped(high[m2:m3])) + unpack(words[n3:n4], flipped(high[m3:m4]))
+                unpack(words[:n], high[:m]) + unpack(words[n:n2], high[m:m2])
+                + unpack(words[n2:n3], high[m2:m3]) + unpack(words[n3:n4], high[m3:m4])
             )  # fmt: skip
 
     return Codes(of_unit, shift)
@@ -195,11 +195,12 @@ def _word_of(n, m, shift, offset):
     Bits are moved to bit `shift` of their bytes.  Field k of a byte begins at its bit k * n.
     """
     mask, mask_high = _everywhere((1 << n) - 1 << shift), _everywhere((1 << m) - 1 << shift + n)
-    top = _everywhere(0x80)
+    top = _everywhere(0x80) if offset else 0
 
     @cuda.jit(device=True)
-    def masked(word):
-        return and_or(word, mask, 0)  # not `and`: NVVM computes that again wherever its result is used
+    def of_low(word):
+        # not `and`, not `xor`: NVVM would compute them again wherever their result is used
+        return and_xor(word, mask, top)
 
     def word(i):
         a, moved = i % n, _moved(shift - i // n * n)
@@ -208,19 +209,13 @@ def _word_of(n, m, shift, offset):
 
             @cuda.jit(device=True)
             def function(low, high):
-                return and_or(moved_high(high[b]), mask_high, masked(moved(low[a])))
-
-        elif offset:
-
-            @cuda.jit(device=True)
-            def function(low, high):
-                return and_xor(moved(low[a]), mask, top)
+                return and_xor(moved_high(high[b]), mask_high, of_low(moved(low[a])))
 
         else:
 
             @cuda.jit(device=True)
             def function(low, high):
-                return masked(moved(low[a]))
+                return of_low(moved(low[a]))
 
         return function
 
@@ -250,21 +245,6 @@ def _moved(by):
             return shr32(word, down)
 
     return moved
-
-
-def _flipped(m, offset):
-    """The highest bit of every code the other way, where there is an offset."""
-    flip = _everywhere({1: 0xFF, 2: 0xAA}[m]) if offset else 0
-
-    @cuda.jit(device=True)
-    def of_one(words):
-        return (xor32(words[0], flip),)
-
-    @cuda.jit(device=True)
-    def of_two(words):
-        return xor32(words[0], flip), xor32(words[1], flip)
-
-    return of_one if m == 1 else of_two
 
 
 def _eight(words):

@@ -5,6 +5,7 @@ import pytest
 from numba import cuda, float32, int8, int32
 
 from fastpath.cuda import intrinsics as ptx
+from fastpath.cuda import shared_memory as at_shared
 from fastpath.cuda.kernel import Kernel
 from tests.cuda.executors import EXECUTORS
 
@@ -188,3 +189,57 @@ def test_rows(executor):
     np.testing.assert_array_equal(out[257:320:2], both[:, 3])
     quotients = (twos[i, 0].astype(np.uint32) | np.uint32(1 << 31)) // (twos[i + 4, 0] + 3).astype(np.uint32)
     np.testing.assert_array_equal(out[320:].view(np.uint32), quotients)
+
+
+def of_shared_memory(a, b, out):
+    """16x16 int8 times 16x8 by way of addresses, words and halves of shared memory; the rest as it comes."""
+    memory = cuda.shared.array(256, int32, alignment=16)
+    lane = int32(cuda.threadIdx.x)
+    at = at_shared.shared_address(memory)
+    own = at + 4 * lane
+    COPY(at + 16 * (lane & 15), ptx.address_of(a, 4 * (lane & 15)))
+    ptx.commit_copies()
+    PUT_2(at + 8 * (lane & 15), (b[2 * (lane & 15)], b[2 * (lane & 15) + 1]))
+    PUT_1(own, lane)
+    PUT_LONG(at + 16 * lane, (ptx.address_of(a, lane), ptx.address_of(b, 0)))
+    ptx.wait_copies()
+    cuda.syncthreads()
+    left = LEFT(at + 16 * (lane & 15))
+    zero = int32(0)
+    c = ptx.mma_s8_short(left, (RIGHT(own),), (zero, zero, zero, zero))
+    row, column = lane >> 2, 2 * (lane & 3)
+    out[row, column], out[row, column + 1] = c[0], c[1]
+    out[row + 8, column], out[row + 8, column + 1] = c[2], c[3]
+    first, second = GET_LONG(at + 16 * lane)
+    x, y = GET_2(at + 8 * (lane & 15))
+    words = LOAD_1(first)[0], LOAD_1(second)[0], GET_1(own), x, y, at_shared.afresh(lane)
+    for i in range(6):
+        out[16 + i, lane] = words[i]
+
+
+# a at 0, b at 256 and at 384, lanes at 512; two addresses of a lane overwrite the rest
+COPY, LEFT = at_shared.copy_16(0), at_shared.load_matrices(2, 0)
+PUT_2, RIGHT, GET_2 = (
+    at_shared.store_words(2, 256),
+    at_shared.load_words(1, 256),
+    at_shared.load_words(2, 256),
+)
+PUT_1, GET_1 = at_shared.store_words(1, 384), at_shared.load_words(1, 384)
+PUT_LONG, GET_LONG = at_shared.store_addresses(512), at_shared.load_addresses(512)
+LOAD_1 = ptx.loads_at("ld.global.u32", 1, 1, 4)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_shared_memory(executor):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((16, 16), (8, 16)))
+    out = np.zeros((22, 32), np.int32)
+    words = a.reshape(-1).view(np.int32), b.reshape(-1).view(np.int32)
+    _run(executor, of_shared_memory, (I, I, int32[:, ::1]), 8 * 4, *words, out)
+    np.testing.assert_array_equal(out[:16, :8], a.astype(np.int32) @ b.T.astype(np.int32))
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(out[16], words[0][lanes])
+    np.testing.assert_array_equal(out[17], np.full(32, words[1][0]))
+    np.testing.assert_array_equal(out[18], lanes)
+    np.testing.assert_array_equal(out[19:21], words[1].reshape(16, 2).T[:, lanes & 15])
+    np.testing.assert_array_equal(out[21], lanes)

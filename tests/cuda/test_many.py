@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refimpl.ops
-from fastpath.cuda import device, linear, ops, tiles
+from fastpath.cuda import device, limits, linear, ops, rehearsal, tiles
 from quant import FORMATS, QTensor
 from tests import strategies
 from tests.cuda.executors import EXECUTORS, ONCE
@@ -75,3 +75,25 @@ def test_tiles(executor):
         assert (made[len(expected) :] == -1).all()
 
     check()
+
+
+def test_predicted_work_by_hand():
+    """130 tokens are two whole tiles and the half of one; of experts, as many as chance gives each."""
+    counts = {64: 100.0, 32: 60.0}
+    with device.use(rehearsal.Rehearsal()) as noted:
+        one = noted.matrix(_blank("Q8_0", 1024, 2048))
+        four = noted.matrix(_blank("Q8_0", 4, 1024, 2048))
+    dense = limits._of_many(one, 130, 0, lambda kernel, tokens: counts[tokens])
+    assert dense.instructions == pytest.approx(1024 / 4 * 2 * (2 * 100 + 60))  # two steps of 1024 columns
+    assert dense.tensor_ops == 2 * 1024 * 2048 * (2 * 64 + 32)
+    assert dense.memory_bytes == one.nbytes
+    assert dense.cache_bytes == 2 * one.nbytes + 1024 // 64 * (2 * 64 + 32) * 2048
+    once = limits._of_many(four, 1, 2, lambda kernel, tokens: counts[tokens])  # two of four experts
+    assert once.memory_bytes == pytest.approx(four.nbytes / 2, abs=1)
+    assert once.instructions == pytest.approx(2 * 1024 / 4 * 2 * 60)
+
+
+def _blank(name, *shape):
+    fmt = FORMATS[name]
+    n_bytes = shape[-1] // fmt.block_size * fmt.block_bytes
+    return QTensor(fmt, shape, np.broadcast_to(np.zeros(1, np.uint8), (*shape[:-1], n_bytes)), "blank")

@@ -18,7 +18,7 @@ import numpy as np
 
 from fastpath.bench.blank import blank
 from fastpath.bench.table import markdown
-from fastpath.cuda import attention, device, early, layout, limits, linear, linear_many
+from fastpath.cuda import attention, device, early, layout, limits, linear, many_places
 from fastpath.cuda.rehearsal import Call
 from quant import FORMATS, QTensor
 from tests.gpu_on_cpu import sass
@@ -50,11 +50,11 @@ def issued(kernel: str, tokens: int) -> float:
     kind, _, coding = kernel.partition("_")
     name = next(name for name in layout.CODINGS if name.lower() == coding)
     few, many = (_count(kernel, kind, name, tokens, steps) for steps in (16, 32))
-    return (many - few) / 16 / (linear_many.MANY_ROWS // layout.ROWS if kind == "many" else 1)
+    return (many - few) / 16 / (many_places.MANY_ROWS // layout.ROWS if kind == "many" else 1)
 
 
 def _count(kernel, kind, name, tokens, steps):
-    rows = linear_many.MANY_ROWS if kind == "many" else layout.ROWS
+    rows = many_places.MANY_ROWS if kind == "many" else layout.ROWS
     rng = np.random.default_rng(0)
     columns = steps * layout.COLUMNS
     weight = QTensor.from_array(rng.standard_normal((rows, columns), np.float32), FORMATS[name])

@@ -368,6 +368,7 @@ static void load_half(const u64 *in, u64 *out) {
 }
 PTX(ld_global_nc_L1_no_allocate_u16) { load_half(in, out); }
 PTX(ld_global_nc_u16) { load_half(in, out); }
+PTX(ld_global_nc_u32) { load(in, out, 1); }
 PTX(ld_global_nc_v2_u32) { load(in, out, 2); }
 PTX(ld_global_nc_v4_u32) { load(in, out, 4); }
 PTX(ld_global_nc_L1_no_allocate_u32) { load(in, out, 1); }
