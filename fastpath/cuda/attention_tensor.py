@@ -19,8 +19,8 @@ values     a warp: its components, 64 positions
 loads      a lane has all it needs of keys and values on their way before it needs any of it: 64 words
 traffic    keys and values once per HEADS heads; float32 sums of a piece, once
 
-Positions that are not seen have weight 0, and instead of their values those of a seen one are read: what lies
-in memory there may be anything.  A stored infinity that is seen meets lo = 0, and gives NaN.
+Positions that are not seen have weight 0, and their values are 0 and not read: what lies in memory there may
+be anything.  A stored infinity that is seen meets lo = 0, and gives NaN.
 The order of all sums hangs on positions and components alone.  attention.py joins the pieces.
 """
 
@@ -39,7 +39,6 @@ from fastpath.cuda.intrinsics import (
     load_shared_rows_v2,
     load_shared_rows_v4,
     load_v1,
-    load_v2,
     load_v4,
     mma_f16,
     mul32,
@@ -212,26 +211,26 @@ def _weight(score, peak):
 # -- values
 
 
-@cuda.jit(device=True)
-def _near(pages, at, row, first, last):
-    """Of a position, or of the nearest that is seen; rows of 32 components."""
-    return load_v2(pages, at + shl32(min(max(int32(row), first), last), 5))
+def _seen_from(row):
+    """(pages, at, first, last) -> words of 16 - row positions, 0 outside of first .. last; `at`: of row 0."""
+    load = load_rows_v2(1, row_bytes, row * row_bytes)
+    rest = _seen_from(row + 1) if row < 15 else None
+
+    @cuda.jit(device=True)
+    def one(pages, at, first, last):
+        a, b = int32(0), int32(0)
+        if first <= row and row <= last:
+            a, b = load(pages, at)
+        return a, b
+
+    @cuda.jit(device=True)
+    def rows(pages, at, first, last):
+        return one(pages, at, first, last) + rest(pages, at, first, last)
+
+    return rows if rest else one
 
 
-@cuda.jit(device=True)
-def _load_seen(pages, at, p, lo, hi):
-    """16 positions from `p` on, of which some are not seen; `at`: where p lies."""
-    row = and32(p, STEP - 1)
-    a = sub32(and32(min(max(p, lo), hi), STEP - 1), row)
-    b = sub32(and32(min(max(add32(p, 15), lo), hi), STEP - 1), row)
-    return (
-        _near(pages, at, 0, a, b) + _near(pages, at, 1, a, b) + _near(pages, at, 2, a, b)
-        + _near(pages, at, 3, a, b) + _near(pages, at, 4, a, b) + _near(pages, at, 5, a, b)
-        + _near(pages, at, 6, a, b) + _near(pages, at, 7, a, b) + _near(pages, at, 8, a, b)
-        + _near(pages, at, 9, a, b) + _near(pages, at, 10, a, b) + _near(pages, at, 11, a, b)
-        + _near(pages, at, 12, a, b) + _near(pages, at, 13, a, b) + _near(pages, at, 14, a, b)
-        + _near(pages, at, 15, a, b)
-    )  # fmt: skip
+load_seen_values = _seen_from(0)
 
 
 @cuda.jit(device=True)
@@ -311,7 +310,7 @@ def _load(q, q_at, k_pages, v_pages, block, c, H, lo, hi):
     if lo == 0 and hi >= PIECE - 1:
         values = load_16_values(v_pages, values_at)
     else:
-        values = _load_seen(v_pages, values_at, shl32(t, 4), lo, hi)
+        values = load_seen_values(v_pages, values_at, sub32(lo, shl32(t, 4)), sub32(hi, shl32(t, 4)))
     return queries, keys, values
 
 

@@ -292,8 +292,8 @@ def loads_at(opcode, words, count, apart=None):
     return function
 
 
-def _load_rows(opcode, n, rows, step, address):
-    """The same from `rows` places, `step` bytes apart: n words of each, one after the other."""
+def _load_rows(opcode, n, rows, step, address, start=0):
+    """The same from `rows` places, `step` bytes apart, the first `start` bytes on: n words of each."""
 
     @intrinsic
     def function(typingctx, array, index):
@@ -302,7 +302,7 @@ def _load_rows(opcode, n, rows, step, address):
         def codegen(context, builder, sig, args):
             at, words = address(context, builder, sig.args[0], args[0], args[1]), []
             for row in range(rows):
-                text = f"{opcode} {_group(0, n)}, [${n}+{row * step}];"
+                text = f"{opcode} {_group(0, n)}, [${n}+{start + row * step}];"
                 words += _emit(builder, text, [I32] * n, [at], touches_memory=True)
             return cgutils.pack_array(builder, words)
 
@@ -315,8 +315,8 @@ def load_rows_v4(rows, step):
     return _load_rows("ld.global.v4.u32", 4, rows, step, _global)
 
 
-def load_rows_v2(rows, step):
-    return _load_rows("ld.global.v2.u32", 2, rows, step, _global)
+def load_rows_v2(rows, step, start=0):
+    return _load_rows("ld.global.v2.u32", 2, rows, step, _global, start)
 
 
 def load_shared_rows_v4(rows, step):

@@ -5,7 +5,6 @@ A call is recorded as a program, which fuses it, and run op by op; both on execu
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest

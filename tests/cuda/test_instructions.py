@@ -155,7 +155,7 @@ def test_stores(executor):
     np.testing.assert_array_equal(out, x)
 
 
-LOAD_4, LOAD_2 = ptx.load_rows_v4(2, 64), ptx.load_rows_v2(3, 32)
+LOAD_4, LOAD_2 = ptx.load_rows_v4(2, 64), ptx.load_rows_v2(2, 32, 32)
 KEEP, AGAIN_4, AGAIN_2 = (
     ptx.store_shared_rows_v4(2, 512),
     ptx.load_shared_rows_v4(2, 512),
@@ -173,7 +173,7 @@ def of_rows(x, out):
     STORE_4(out, 8 * i, AGAIN_4(shared, 4 * (i ^ 1)))
     four = AGAIN_2(shared, 4 * i)
     two = LOAD_2(x, 2 * i)
-    ptx.store_v2(out, 256 + 2 * i, (ptx.add32(four[0], two[5]), four[3]))
+    ptx.store_v2(out, 256 + 2 * i, (ptx.add32(four[0], two[1]), four[3]))
     ptx.store_v1(out, 320 + i, (ptx.div32(ptx.or32(two[0], 1 << 31), ptx.add32(two[2], 3)),))
 
 
@@ -185,9 +185,11 @@ def test_rows(executor):
     both = np.hstack([fours[i], fours[i + 4]])  # 64 bytes are 16 words
     np.testing.assert_array_equal(out[:256].reshape(32, 8), both[i ^ 1])
     twos = x.reshape(-1, 2)
-    np.testing.assert_array_equal(out[256:320:2], both[:, 0] + twos[i + 8, 1])
+    np.testing.assert_array_equal(out[256:320:2], both[:, 0] + twos[i + 4, 1])
     np.testing.assert_array_equal(out[257:320:2], both[:, 3])
-    quotients = (twos[i, 0].astype(np.uint32) | np.uint32(1 << 31)) // (twos[i + 4, 0] + 3).astype(np.uint32)
+    quotients = (twos[i + 4, 0].astype(np.uint32) | np.uint32(1 << 31)) // (twos[i + 8, 0] + 3).astype(
+        np.uint32
+    )
     np.testing.assert_array_equal(out[320:].view(np.uint32), quotients)
 
 
