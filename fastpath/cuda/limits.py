@@ -13,6 +13,9 @@ A prediction, to be tested on a device (`device-check`), not a measurement.  Its
                 its way at any time once per trip under load (Little's law), the first trip being counted
                 above.  A launch ends no sooner than what was asked for on its behalf is there.  No line
                 leaves the cache before it is read (read_ahead.BUDGET)
+    bringing    a launch that starts early has brought its first weights when the launch ahead of it ends
+                (Kernel.early): as many as its warps hold, as far as they find room beside that launch's
+                blocks, and as the cache can give them while it runs
     the end     blocks end one after the other for as long as a block takes: half of that is lost for
                 issuing; for reading, what goes by when too few are left to keep memory busy
     issuing     `sustained` of four instructions a cycle and multiprocessor: PTX as counted on executor two,
@@ -304,10 +307,14 @@ class Queue:
     now    when the launch before has ended
     free   when memory has done all that it was asked for
     early  number of a launch -> (bytes that were asked for on its behalf, when they are there)
+    room   share of the card that the launch before leaves to the next
+    last   seconds that it took
     """
 
     now: float = 0.0
     free: float = 0.0
+    room: float = 0.0
+    last: float = 0.0
     early: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def read(self, start: float, n_bytes: float, rate: float) -> float:
@@ -367,13 +374,18 @@ def predict(
     waiting = card.gap_s + trips(launch.kernel.name, card, is_there, done.has_stack)
     start = begin + waiting
     read = queue.read(start, rest, rate) + rest / rate * (tail - 1) * enough
+    brought = 0.0
+    if launch.kernel.early and not done.has_stack:
+        held = min(in_flight or done.memory_bytes, done.memory_bytes)
+        brought = min(held * queue.room, queue.last * card.cache, early if in_flight else held)
+    moved = done.memory_bytes + done.cache_bytes - brought
     again = max(0.0, done.memory_bytes / in_flight - 1) if in_flight else 0.0
     mean_trip = (rest * card.loaded_trip_s + early * card.cache_trip_s) / max(1, done.memory_bytes)
     parts = {
         "memory": max(read, arrived) - start,
         "bytes on their way": again * mean_trip,
-        "port": (done.memory_bytes + done.cache_bytes) / (used * card.port * card.clock),
-        "cache": (done.memory_bytes + done.cache_bytes) / card.cache,
+        "port": moved / (used * card.port * card.clock),
+        "cache": moved / card.cache,
         "instructions": done.instructions / card.issue / busy * tail,
         "dp4a": done.int_ops / card.dp4a_ops / busy,
         "fma": done.float_ops / (2 * 128 * card.multiprocessors * card.clock) / busy,
@@ -381,7 +393,7 @@ def predict(
     }
     limit = max(parts, key=parts.__getitem__)
     seconds = waiting + parts[limit]
-    queue.now = begin + seconds
+    queue.now, queue.last, queue.room = begin + seconds, seconds, 1 - min(1.0, waves)
     if parts[limit] < waiting:
         limit = "launch and trips"
     ops = done.int_ops + done.float_ops + done.tensor_ops
