@@ -1,11 +1,12 @@
 """Fewer launches for the same bytes: fuse(launches) -> launches.
 
 A dependent launch costs a GPU about a microsecond, whatever it computes, and a decode step is a thousand
-small ones.  Six passes, each driven by who reads and who writes what (fuse_flow.py):
+small ones.  Seven passes, each driven by who reads and who writes what (fuse_flow.py):
 
     without_repeats   what the same kernel has computed from the same inputs is computed once: activations
                       rounded for q, k and v; experts grouped for gate, up and down
     with_sums         products of a token's experts and their weighted sum are one launch (linear_summed.py)
+    with_gates        two products of one row, their gate and its rounding are one launch (linear_gated.py)
     in_rows           a launch that works on rows, and reads rows of another such one, becomes a step of it:
                       norm + sum + norm + rounding; gated product + rounding; norm + rotation + storing
     before_tiles      steps of a few short rows go into the one product that reads them
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 from numba import int32
 
-from fastpath.cuda import kv_types, linear, linear_summed, moe, norm
+from fastpath.cuda import activation, kv_types, linear, linear_gated, linear_summed, moe, norm, quantize
 from fastpath.cuda.fuse_flow import (
     Call,
     Regions,
@@ -40,6 +41,7 @@ from fastpath.cuda.fuse_flow import (
 )
 from fastpath.cuda.fused_kernels import ROW, Block, Rows, Tiles, Wired, kernel_of
 from fastpath.cuda.fused_steps import MOST_TOKENS, STEPS, BlockStep, RowStep, TileStep, write_half
+from fastpath.cuda.kernel import Kernel
 from fastpath.cuda.layout import ROWS, padded_columns
 from fastpath.cuda.program import Launch
 
@@ -58,6 +60,7 @@ def fuse(launches: Sequence[Launch], results: Sequence[Any] = ()) -> list[Launch
     known = [span(array) for array in results]
     calls = without_repeats([call_of(launch) for launch in launches], set(known))
     calls = with_sums(calls, Flow(calls, known))
+    calls = with_gates(calls, Flow(calls, known))
     calls = [half for call in calls for half in _halves(call)]
     flow = Flow(calls, known)
     nodes = before_tiles(in_rows(calls, flow), flow)
@@ -141,41 +144,96 @@ def _halves(call: Call) -> list[Call]:
     ]  # fmt: skip
 
 
-# -- experts and their sum
+# -- products, and what comes of them
 
 
 def with_sums(calls: Sequence[Call], flow: "Flow") -> list[Call]:
-    made: dict[int, Call | None] = {}  # number of a call -> what stands in its place
+    return _replaced(calls, flow, moe.EXPERT_SUM, _summed)
+
+
+def with_gates(calls: Sequence[Call], flow: "Flow") -> list[Call]:
+    """Not where there are experts: gates of those that all tokens use stand beside the choice, and cost no
+    launch there."""
+    if any(call.kernel is moe.ROUTE for call in calls):
+        return list(calls)
+    return _replaced(calls, flow, quantize.ROUND_32, _gated)
+
+
+def _replaced(calls: Sequence[Call], flow: "Flow", last: Kernel, made_of: Callable) -> list[Call]:
+    """made_of(calls, number of one with the kernel `last`, flow) -> (numbers of others, the call that stands
+    in the place of all), or None."""
+    found: dict[int, Call | None] = {}
     for number, call in enumerate(calls):
-        if call.kernel is moe.EXPERT_SUM:
-            before = range(number - 1, max(-1, number - 1 - WINDOW), -1)
-            maker = next((i for i in before if call.reads["y"] in calls[i].writes.values()), None)
-            if maker is not None and (both := _summed(calls, maker, number, flow)):
-                made |= {maker: None, number: both}
-    kept = (made.get(number, call) for number, call in enumerate(calls))
+        if call.kernel is last and (made := made_of(calls, number, flow)):
+            parts, whole = made
+            inputs = flow.regions.of(whole.reads.values())
+            between = [c for i, c in enumerate(calls[:number]) if i > min(parts) and i not in parts]
+            if not inputs & flow.regions.of(s for c in between for s in c.writes.values()):
+                found |= dict.fromkeys(parts, None) | {number: whole}
+    kept = (found.get(number, call) for number, call in enumerate(calls))
     return [call for call in kept if call is not None]
 
 
-def _summed(calls: Sequence[Call], maker: int, number: int, flow: "Flow") -> Call | None:
-    """A product and the sum of its results as one call, where it is possible."""
-    product, total = calls[maker], calls[number]
-    name, weights = FORMATS.get(product.kernel.name), total.argument("weights")
-    if name is None or not linear_summed.fits(*weights.shape):
+def _maker(calls: Sequence[Call], number: int, s: Span) -> int | None:
+    """The last of the calls before that writes a span."""
+    before = range(number - 1, max(-1, number - 1 - WINDOW), -1)
+    return next((i for i in before if s in calls[i].writes.values()), None)
+
+
+PLANES = "low", "high", "sub", "block"
+ROUNDED = "q", "scale", "sums"
+
+
+def _summed(calls: Sequence[Call], number: int, flow: "Flow") -> tuple[list[int], Call] | None:
+    """The products with a token's experts, and their sum."""
+    total = calls[number]
+    maker, weights = _maker(calls, number, total.reads["y"]), total.argument("weights")
+    if maker is None or calls[maker].kernel.name not in FORMATS or not linear_summed.fits(*weights.shape):
         return None
-    slots = product.reads.get("slots")
-    grouped = [call for call in calls[:maker] if slots in call.writes.values()]
+    product = calls[maker]
+    grouped = [call for call in calls[:maker] if product.reads.get("slots") in call.writes.values()]
     if not grouped or not flow.is_only_for(product.writes["out"], [total]):
-        return None
-    ids, inputs = grouped[-1].argument("ids"), [*grouped[-1].reads.values(), *product.reads.values()]
-    between = [s for call in calls[maker + 1 : number] for s in call.writes.values()]
-    if flow.regions.of(inputs) & flow.regions.of(between):
         return None
     T, A = weights.shape
     M = product.argument("out").shape[1]
-    planes = [product.argument(n) for n in ("low", "high", "sub", "block", "q", "scale", "sums")]
-    rest = ids, product.argument("share"), weights, total.argument("out").reshape(T, M)
-    kernel, grid = linear_summed.kernel_of(name), (-(-M // ROWS), T)
-    return call_of(Launch(kernel, grid, 32 * A, (*planes, *rest), total.launch.mark))
+    given = [product.argument(name) for name in (*PLANES, *ROUNDED)]
+    more = (
+        grouped[-1].argument("ids"),
+        product.argument("share"),
+        weights,
+        total.argument("out").reshape(T, M),
+    )
+    kernel, grid = linear_summed.kernel_of(FORMATS[product.kernel.name]), (-(-M // ROWS), T)
+    return [maker], call_of(Launch(kernel, grid, 32 * A, (*given, *more), total.launch.mark))
+
+
+def _gated(calls: Sequence[Call], number: int, flow: "Flow") -> tuple[list[int], Call] | None:
+    """Two products of one row, their gate, and its rounding."""
+    rounding = calls[number]
+    gate = _maker(calls, number, rounding.reads["x"])
+    if gate is None or calls[gate].kernel is not activation.GEGLU or len(rounding.argument("x")) != 1:
+        return None
+    parts = [_maker(calls, gate, calls[gate].reads[name]) for name in ("gate", "up")]
+    if None in parts or parts[0] == parts[1]:
+        return None
+    one, other = (calls[i] for i in parts)
+    if one.kernel is not other.kernel or one.kernel.name not in FORMATS or one.argument("share"):
+        return None
+    made = zip([*(call.writes["out"] for call in (one, other)), rounding.reads["x"]],
+               [calls[gate], calls[gate], rounding], strict=True)  # fmt: skip
+    if any(one.reads[name] != other.reads[name] for name in ROUNDED) or not all(
+        flow.is_only_for(s, [reader]) for s, reader in made
+    ):
+        return None
+    M = rounding.argument("x").shape[1]
+    planes = [call.argument(name) for call in (one, other) for name in PLANES]
+    given = (one.argument(name) for name in ROUNDED)
+    results = (rounding.argument(name) for name in ROUNDED)
+    kernel = linear_gated.kernel_of(FORMATS[one.kernel.name])
+    grid = padded_columns(M) // linear_gated.BLOCK, 1
+    arguments = (*planes, *given, np.int32(M), *results)
+    launch = Launch(kernel, grid, linear_gated.THREADS, arguments, rounding.launch.mark)
+    return [*parts, gate], call_of(launch)
 
 
 # -- one row after the other

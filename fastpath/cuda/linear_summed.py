@@ -4,7 +4,7 @@ What `expert_linear` and `expert_sum` compute, in one launch; fuse.py puts it in
 want it.  Their results lie apart no more, and nobody has to read them with one block.
 
 grid       tiles of 4 weight rows; tokens
-block      a warp for each expert of the token: it has the tile of its matrix, and all columns (linear.py)
+block      a warp for each expert of the token: it has a tile of that one's matrix (linear_single.py)
 shared     4 rows of each expert; then one thread per row adds them up, in the order of `expert_sum`
 traffic    weights that two tokens want are read twice
 """
@@ -14,38 +14,15 @@ from functools import cache
 from numba import cuda, float32, int32, uint16
 
 from fastpath.cuda import linear
-from fastpath.cuda.intrinsics import fma_rn, mul32, mul_rn
+from fastpath.cuda.intrinsics import add32, fma_rn, mul32, mul_rn
 from fastpath.cuda.kernel import Kernel
-from fastpath.cuda.layout import CODINGS, ROWS, UNITS
-from fastpath.cuda.unit import codes_of, loads_of
+from fastpath.cuda.layout import CODINGS, ROWS
+from fastpath.cuda.linear_single import activations_of, walk_of
+from fastpath.cuda.unit import loads_of
 
 MOST_EXPERTS = 8  # of a token: a warp each
 MOST_TOKENS = 2
 SUMS = MOST_EXPERTS * ROWS
-
-
-def _one_row(coding):
-    """(planes, units before the tile's, row of activations, x as in linear.py, row, unit) -> product.
-
-    Of one row of a tile with one row of activations; all 8 lanes of the row get it.
-    """
-    load, codes_of_unit, scales = loads_of(coding).load, codes_of(coding).of_unit, linear._scales(coding)
-    add, _ = linear._steps(coding)
-
-    @cuda.jit(device=True)
-    def one_row(planes, unit, r, x, row, u):
-        acc, first, left = float32(0), int32(0), x[3]
-        words = load(planes, unit, left, row, u)
-        while left > 0:
-            codes, numbers = codes_of_unit(words), scales(words)
-            mine = u if left >= UNITS else int32(min(u, left - 1))
-            unit, left = int32(unit + UNITS), int32(left - UNITS)
-            words = load(planes, unit, left, row, u)
-            acc = add(r, acc, codes, numbers, x, first, mine)
-            first = int32(first + UNITS)
-        return acc
-
-    return one_row
 
 
 def fits(n_tokens, n_active):
@@ -56,7 +33,7 @@ def fits(n_tokens, n_active):
 def kernel_of(name):
     """For weights of a format.  low to sums and share: as the product has them; weights: as the sum."""
     coding = CODINGS[name]
-    one_row, is_256 = _one_row(coding), coding.is_256
+    walk, load, activations = walk_of(coding), loads_of(coding).load, activations_of(coding)
 
     def kernel(low, high, sub, block, q, scale, sums, ids, share, weights, out):
         parts = cuda.shared.array(SUMS, float32)
@@ -66,13 +43,11 @@ def kernel_of(name):
             int32(cuda.threadIdx.x >> 3 & 3),
             int32(cuda.threadIdx.x & 7),
         )
-        n_units = int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
-        entry = int32(t * A + a)
-        tiles = int32((M + ROWS - 1) // ROWS)
-        unit = mul32(int32(mul32(ids[entry], tiles) + tile), n_units)
-        r = entry if share == 1 else int32(t)
-        x = (q, scale, sums, n_units, int32(q.shape[1] >> 2))
-        value = one_row((low, high, sub, block), unit, r, x, row, u)
+        x, planes = activations(q, scale, sums), (low, high, sub, block)
+        entry, tiles = int32(t * A + a), int32((M + ROWS - 1) // ROWS)
+        unit = mul32(add32(mul32(ids[entry], tiles), tile), x[3])
+        words, r = load(planes, unit, x[3], row, u), entry if share == 1 else int32(t)
+        _, value = walk(words, planes, unit, r, x, row, u, (planes, unit, int32(0)))
         if u == 0:
             parts[a * ROWS + row] = value
         cuda.syncthreads()

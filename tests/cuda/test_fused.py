@@ -142,6 +142,14 @@ def _sum_of_experts(n):
     return (ops.expert_sum(ops.expert_linear(n.rows("x"), n._known["stack"], ids, "int8"), chosen),)
 
 
+def _gated_products(n):
+    """288 rows: the last 224 of 512 are padding, where they are rounded."""
+    x = n.rows("x")
+    up, gate = (ops.linear(x, n.matrix(name, 288, n.D), "int8") for name in ("up", "gate"))
+    hidden = ops.geglu(gate, up)
+    return (ops.linear(hidden, n.matrix("down", 6, 288, QUANT_FORMATS["Q4_0"]), "int8"),)
+
+
 def _is_short(n):
     """Rounding, which comes before a product, is done by each of its blocks."""
     return n.T <= 2 and n.D <= fuse.MOST_BEFORE
@@ -152,6 +160,8 @@ PATTERNS = {
     "three products": (_three_products, 2),
     "products of two formats": (_two_formats, 2),
     "gate and rounding": (_gated, lambda n: 1 if _is_short(n) else 2),
+    # rounding; products, gate and rounding of one row; product; of two rows the last one gates and rounds
+    "gated products": (_gated_products, lambda n: 3 if n.T <= 2 else 4),
     # rounding with spreading; router; choice, groups; gate, up; geglu, rounding; down; sum, norm
     "experts": (_experts, 7),
     # rounding, choice, groups; products and, of few tokens at once, their sum
@@ -227,16 +237,32 @@ def test_experts_of_few_tokens(name):
         assert (f"fused_linear_{fmt.lower()}_expert_sum" in names) == (T <= 2)
 
 
-def test_the_barrier_before_a_sum_of_experts_is_needed():
-    n = Numbers(0, 2, 256, "Q4_K")
-    _, launches = replayed(lambda: _sum_of_experts(n), ONCE)
-    launch = next(launch for launch in launches if launch.kernel.name.endswith("expert_sum"))
-    arrays = [a._memory if isinstance(a, devices.DeviceArray) else a for a in launch.arguments]
+def test_a_gate_of_one_row():
+    """In the last product's launch; and as it starts early."""
+    early = devices.executor_one((launching.LOCKSTEP,), Early)
+    for fmt, D, executor in (("Q8_0", 96, ONCE), ("Q6_K", 1280, FEW), ("Q4_1", 1056, early)):
+        n = Numbers(D, 1, D, fmt)
+        before, after, launches = fused(lambda n=n: _gated_products(n), executor)
+        assert [b.tobytes() for b in before] == [a.tobytes() for a in after]
+        assert launches[1].kernel.name == f"fused_2_linear_{fmt.lower()}_geglu_round_32"
+
+
+@pytest.mark.parametrize(("pattern", "T"), [("sum of experts", 2), ("gated products", 1)])
+def test_the_barrier_behind_products_is_needed(pattern, T):
+    """Of kernels that are not put together from steps."""
+    n = Numbers(0, T, 256, "Q4_K")
+    _, launches = replayed(lambda: PATTERNS[pattern][0](n), ONCE)
+    launch = launches[1]
+    assert launch.kernel.name.endswith(("_expert_sum", "_geglu_round_32"))
+    arrays = {
+        name: a._memory if isinstance(a, devices.DeviceArray) else a
+        for name, a in zip(fuse_flow.names_of(launch.kernel), launch.arguments, strict=True)
+    }
 
     def call():
-        out = np.zeros_like(arrays[-1])
-        device.current().launch(launch.kernel, launch.grid, launch.threads, *arrays[:-1], out)
-        return out
+        results = {name: np.zeros_like(arrays[name]) for name in launch.kernel.writes}
+        device.current().launch(launch.kernel, launch.grid, launch.threads, *(arrays | results).values())
+        return tuple(results.values())
 
     assert len(mutants.waits(launch.kernel)) == 1
     assert not mutants.unnoticed(launch.kernel, call)
@@ -295,15 +321,19 @@ def test_heads(kind):
 
 # -- a decode step of every family
 
-# launches of a layer, and of a step besides: embeddings, the first norm, the head, its soft cap
-TARGET = {"e2b": (13, 6), "e4b": (13, 6), "12b": (10, 4), "26b": (12, 4), "31b": (10, 4)}
-FORMAT = {"*": "Q8_0"}  # formats of one layer that take much shared memory do not fit side by side
+# lanes: launches of a layer, and of a step besides: embeddings, inputs of layers one by one, the first norm,
+# the head, its soft cap
+TARGET = {
+    "e2b": {1: (12, 5), 2: (13, 6)}, "e4b": {1: (12, 5), 2: (13, 6)}, "12b": {1: (9, 4), 2: (10, 4)},
+    "26b": {1: (12, 4), 2: (12, 4)}, "31b": {1: (9, 4), 2: (10, 4)},
+}  # fmt: skip
+FORMAT = {"*": "Q8_0"}
 
 
 @pytest.mark.parametrize("family", _slow_but(("e2b", "26b"), tiny.FAMILIES))
 def test_decode_step(family, tmp_path, monkeypatch):
-    """Logits of two lanes by replay, twice, and how many launches that takes where only the rows of per-layer
-    embeddings are short, as in published models."""
+    """Logits of some lanes by replay, twice, and how many launches that takes where only the rows of
+    per-layer embeddings are short, as in published models."""
     monkeypatch.setattr(fuse, "MOST_BEFORE", 32)
     model = load_model(tiny.make(tmp_path / "m.gguf", family, size="block32", formats=FORMAT))
     ids, logits = tiny.prompt(family), {}
@@ -313,13 +343,13 @@ def test_decode_step(family, tmp_path, monkeypatch):
             for lane in range(2):
                 lanes.prefill(ids[: 5 + 3 * lane], lane=lane)
             logits[replay] = [
-                np.array(lanes.extend([(lane, ids[i : i + 1]) for lane in range(2)])).tobytes()
-                for i in (9, 10)
+                np.array(lanes.extend([(lane, ids[i : i + 1]) for lane in some])).tobytes()
+                for some, i in (((0, 1), 9), ((0, 1), 10), ((1,), 11))
             ]
     assert logits[False] == logits[True]
-    names = [launch.kernel.name for launch in lanes.replay.program(2).launches]
-    per_layer, rest = TARGET[family]
-    assert len(names) == per_layer * model.config.n_layers + rest, names
+    for n, (per_layer, rest) in TARGET[family].items():
+        names = [launch.kernel.name for launch in lanes.replay.program(n).launches]
+        assert len(names) == per_layer * model.config.n_layers + rest, names
 
 
 # -- what the fusing relies on
@@ -357,7 +387,7 @@ def test_every_kernel_names_what_it_writes():
 # -- the published sizes
 
 OFTEN = 20
-PUBLISHED = {"E4B:Q8_0": (1422, 551), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
+PUBLISHED = {"E4B:Q8_0": (1422, 509), "26B-A4B:Q4_K_M": (1495, 364)}  # launches of a step: alone, fused
 
 
 def _step(spec):

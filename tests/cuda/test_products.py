@@ -1,5 +1,7 @@
 """Products with quantised matrices, and rows of tables, equal their definitions in every bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from quant import FORMATS
 from refimpl.ops import integer
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS, ONCE
+from tests.gpu_on_cpu import needs, sass
 
 INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
 OTHER_WAYS = (
@@ -92,6 +95,25 @@ def test_odd_sizes(name):
 
     with np.errstate(all="ignore"), device.use(ONCE):
         check()
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+def test_products_that_wait_for_the_kernel_before(name, monkeypatch):
+    """Their weights are on their way by then; nothing else changes."""
+    kernel = linear.PRODUCTS[name]
+    early = replace(kernel, function=kernel.early)
+    monkeypatch.setitem(linear.PRODUCTS, name, early)
+    rng = np.random.default_rng(3)
+    weight = strategies.weights(rng, FORMATS[name], 3, 7, 1280)
+    x, ids = strategies.normal(rng, 3, 1280), rng.integers(0, 3, (3, 2)).astype(np.int32)
+    with device.use(ONCE):
+        for T in (1, 3):
+            got = linear.linear(x[:T], weight.expert(1), "int8")
+            np.testing.assert_array_equal(got, refimpl.ops.linear(x[:T], weight.expert(1), "int8"))
+        got = linear.expert_linear(x, weight, ids, "int8")
+        np.testing.assert_array_equal(got, refimpl.ops.expert_linear(x, weight, ids, "int8"))
+    if not needs.missing_assembler():
+        assert not sass.faults(replace(early, wants=(*early.wants, "ACQBULK", "PREEXIT")), (9, 0))
 
 
 @pytest.mark.parametrize("op", ["linear", "expert_linear"])
