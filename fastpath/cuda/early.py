@@ -95,34 +95,47 @@ HARMLESS = ("ld.param", "ld.global.nc.", "cp.async.bulk.prefetch.")
 def waits_first(ptx: str) -> bool:
     """Does a kernel wait for the one before it, whatever way it goes, before it reads or writes anything?
 
-    Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.
+    Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.  Ways are
+    what guards allow: one that is asked twice, and not made anew between, says the same twice.
     """
     labels: dict[str, int] = {}
     code = instructions(ptx, labels)
-    seen: set[int] = set()
-    ways = [0]  # from here on nobody has waited yet
+    seen: set[tuple[int, frozenset[str]]] = set()
+    ways: list[tuple[int, frozenset[str]]] = [
+        (0, frozenset())
+    ]  # (where nobody has waited yet, guards that hold)
     while ways:
-        i = ways.pop()
-        if i in seen:
+        way = ways.pop()
+        if way in seen:
             continue
-        seen.add(i)
+        seen.add(way)
+        i, known = way
         if i >= len(code):
             return False
         guard, text = code[i]
-        opcode = text.split()[0]
-        if opcode == WAIT:
-            if guard:
-                ways.append(i + 1)
-            continue
-        if opcode in ("ret", "exit", "griddepcontrol.launch_dependents"):
+        guard = guard.strip().removeprefix("@")
+        is_jump, opcode = text.startswith("bra"), text.split()[0]
+        if _not(guard) in known:
+            ways.append((i + 1, known))
+        elif opcode == WAIT:
+            if guard and guard not in known:
+                ways.append((i + 1, known | {_not(guard)}))
+        elif opcode in ("ret", "exit", "griddepcontrol.launch_dependents") or (
+            TOUCHES.match(text) and not text.startswith(HARMLESS)
+        ):
             return False
-        if TOUCHES.match(text) and not text.startswith(HARMLESS):
-            return False
-        if opcode in ("bra", "bra.uni"):
-            ways.append(labels[text.split()[1]])
-        if opcode not in ("bra", "bra.uni") or guard:
-            ways.append(i + 1)
+        elif is_jump:
+            ways.append((labels[text.split()[1]], known | {guard} if guard else known))
+            if guard and guard not in known:
+                ways.append((i + 1, known | {_not(guard)}))
+        else:
+            made = set(re.findall(r"%\w+", text.partition(",")[0]))
+            ways.append((i + 1, frozenset(one for one in known if one.removeprefix("!") not in made)))
     return any(text.startswith(WAIT) for _, text in code)
+
+
+def _not(guard: str) -> str:
+    return guard.removeprefix("!") if guard.startswith("!") else f"!{guard}"
 
 
 def instructions(ptx: str, labels: dict[str, int] | None = None) -> list[tuple[str, str]]:

@@ -44,6 +44,18 @@ PTX = {
     "$L1:\nadd.s32 %r1, %r1, 1;\n@%p1 bra $L1;\n" + WAIT + "ret;\n": True,
     "@%p1 bra $L1;\n" + WAIT + "st.global.u32 [%rd1], %r1;\nret;\n$L1:\n" + WAIT + "ret;\n": True,
     "bra.uni $L2;\n$L1:\nst.global.u32 [%rd1], %r1;\nret;\n$L2:\n" + WAIT + "bra.uni $L1;\n": True,
+    "@%p1 bra $L1;\n"
+    + WAIT
+    + "$L1:\n@!%p1 bra $L2;\n"
+    + WAIT
+    + "$L2:\nst.global.u32 [%rd1], %r1;\nret;\n": True,
+    "@%p1 " + WAIT + "@!%p1 " + WAIT + "ld.global.f32 %f1, [%rd1];\nret;\n": True,
+    "@%p1 bra $L1;\n"
+    + WAIT
+    + "$L1:\nsetp.eq.s32 %p1, %r1, 0;\n@!%p1 bra $L2;\n"
+    + WAIT
+    + "$L2:\nret;\n": False,
+    "@%p1 bra $L1;\n" + WAIT + "$L1:\n@%p1 bra $L2;\n" + WAIT + "$L2:\nret;\n": False,
     "ld.global.f32 %f1, [%rd1];\nret;\n": False,
     "ret;\n": False,
     "$L1:\nbra.uni $L1;\n": False,
