@@ -115,6 +115,11 @@ class DeviceMatrix:
         return sum(plane.nbytes for plane in self.planes)
 
     @property
+    def read_bytes(self):
+        """Without the one number that stands for a plane that there is not."""
+        return sum(plane.nbytes for plane in self.planes if plane.size > 1)
+
+    @property
     def planes(self):
         return self.low, self.high, self.sub, self.block
 

@@ -186,9 +186,9 @@ def _of_weight(
     if not name.startswith("fused"):  # the last layers and the head may meet the last tokens only
         T = _arrays(launch)[-1].shape[0] // (noted.n_active if E > 1 else 1)
     if "embed" in name:
-        return Work(memory_bytes=T * weight.nbytes // M)
+        return Work(memory_bytes=T * weight.read_bytes // M)
     steps = -(-C // layout.COLUMNS) * -(-M // layout.ROWS)  # of one matrix
-    of_matrix = weight.nbytes // E
+    of_matrix = weight.read_bytes // E
     step_bytes = of_matrix / steps
     coding = weight.coding_name.lower()
     if "many_" in name:
@@ -223,7 +223,7 @@ def _of_many(weight: layout.DeviceMatrix, T: int, n_active: int, issued: Issued)
     row_tiles, columns = -(-M // many_places.MANY_ROWS), layout.padded_columns(C)
     steps = row_tiles * many_places.MANY_ROWS / layout.ROWS * columns / layout.COLUMNS
     kernel, tokens = f"many_{weight.coding_name.lower()}", of_tile * whole + of_warp * half
-    of_matrix = weight.nbytes // E
+    of_matrix = weight.read_bytes // E
     used = E * (1 - shares.get(0, 0.0))
     passes = max(0.0, whole + half - used)  # of one matrix over its weights, behind the first
     from_memory = passes if of_matrix > L2_BYTES // 2 else 0.0
