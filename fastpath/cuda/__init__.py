@@ -13,7 +13,8 @@ says so, and everything else works.
     table.py       all kernels by name
     intrinsics.py  PTX instructions that Numba has no name for
     layout.py      weights as they lie in device memory
-    fuse.py        fewer launches for the same bytes: fuse_flow.py, fused_kernels.py, fused_steps.py
+    fuse.py        fewer launches for the same bytes: fuse_flow.py, fused_kernels.py, fused_steps.py, and
+                   products with what comes of them: linear_single.py, linear_summed.py, linear_gated.py
 
 No development machine has a GPU: tests/gpu_on_cpu/ runs the same kernels on the CPU, from their IR and from
 their PTX.

@@ -44,6 +44,32 @@ def test_integers(executor):
     np.testing.assert_array_equal(out[96:], (x << 5 | upper) ^ (x >> 7 & y))
 
 
+two_words, two_apart = ptx.loads_at("ld.global.u32", 1, 2, 8), ptx.loads_at("ld.global.u32", 1, 2)
+word, nothing = ptx.piece_of(4), ptx.zeros_of(2)
+
+
+def of_lanes(x, y, out):
+    i = cuda.threadIdx.x
+    n = out.size // 6
+    out[i], out[n + i] = two_words(word(x, i))
+    out[2 * n + i] = two_apart(word(x, i), 12)[1]
+    out[3 * n + i] = ptx.and_or(x[i], 0x0F0F0F0F, y[i]) + nothing()[1]
+    out[4 * n + i] = ptx.and_xor(x[i], y[i], 0x11111111)
+    out[5 * n + i] = ptx.of_lane_in_8(x[i], 3)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_lanes_and_addresses(executor):
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-(2**31), 2**31, n, dtype=np.int32) for n in (35, 32))
+    out = np.zeros(6 * 32, np.int32)
+    _run(executor, of_lanes, (I, I, I), 32, x, y, out)
+    here = x[:32]
+    wanted = here, x[2:34], x[3:], here & 0x0F0F0F0F | y, here & y ^ 0x11111111, x[np.arange(32) // 8 * 8 + 3]
+    for got, want in zip(out.reshape(6, 32), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def of_floats(x, y, out, bits):
     i, n = cuda.threadIdx.x, x.size
     out[i] = ptx.fma_rn(x[i], y[i], float32(-1))
