@@ -1,7 +1,7 @@
 """Fewer launches for the same bytes: fuse(launches) -> launches.
 
 A dependent launch costs a GPU about a microsecond, whatever it computes, and a decode step is a thousand
-small ones.  Seven passes, each driven by who reads and who writes what (fuse_flow.py):
+small ones.  Eight passes, each driven by who reads and who writes what (fuse_flow.py):
 
     without_repeats   what the same kernel has computed from the same inputs is computed once: activations
                       rounded for q, k and v; experts grouped for gate, up and down
@@ -9,6 +9,7 @@ small ones.  Seven passes, each driven by who reads and who writes what (fuse_fl
     with_gates        two products of one row, their gate and its rounding are one launch (linear_gated.py)
     in_rows           a launch that works on rows, and reads rows of another such one, becomes a step of it:
                       norm + sum + norm + rounding; gated product + rounding; norm + rotation + storing
+    apart             steps of a row that go several ways stand side by side, each with what comes before all
     before_tiles      steps of a few short rows go into the one product that reads them
     in_waves          launches that wait for nobody else stand side by side in one grid: q, k and v; gate and
                       up; the rows of heads
@@ -63,7 +64,7 @@ def fuse(launches: Sequence[Launch], results: Sequence[Any] = ()) -> list[Launch
     calls = with_gates(calls, Flow(calls, known))
     calls = [half for call in calls for half in _halves(call)]
     flow = Flow(calls, known)
-    nodes = before_tiles(in_rows(calls, flow), flow)
+    nodes = before_tiles(apart(in_rows(calls, flow), flow), flow)
     return [emit(group, flow) for wave in in_waves(nodes, flow) for group in wave]
 
 
@@ -260,8 +261,9 @@ class Flow:
 class Node:
     """Calls that one part of a kernel does.
 
-    shape   (rows, columns), (None, n): n numbers, None: no rows
-    before  of a product: the steps of rows that each of its blocks does first
+    shape     (rows, columns), (None, n): n numbers, None: no rows
+    before    of a product: the steps of rows that each of its blocks does first
+    repeated  calls that another node does as well, and writes for both
     """
 
     calls: list[Call]
@@ -269,6 +271,7 @@ class Node:
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     before: "Node | None" = None
+    repeated: Sequence[Call] = ()
 
     @property
     def steps(self):
@@ -353,6 +356,57 @@ def _agree(one, other) -> bool:
     return one == other
 
 
+# -- several ways
+
+
+def apart(nodes: Sequence[Node], flow: Flow) -> list[Node]:
+    """A norm takes longer than to compute what it starts from twice: norms of one sum, which products of
+    several kinds read, each have a block of their own."""
+    return [part for node in nodes for part in _ways(node, flow)]
+
+
+def _ways(node: Node, flow: Flow) -> list[Node]:
+    if node.kind is not RowStep or not _is_whole(node) or _rows_and_columns(node)[0] > 2:
+        return [node]
+    needs = _needs(node.calls, flow)
+    ends = [i for i in needs if not any(i in needs[j] for j in needs if j != i)]
+    common = set.intersection(*(needs[i] for i in ends))
+    ways: list[set[int]] = []
+    for i in ends:
+        mine = needs[i] - common
+        joined = [way for way in ways if way & mine]
+        ways = [way for way in ways if not way & mine] + [mine.union(*joined)]
+    if len(ways) < 2 or not all(any(node.calls[i].kernel is norm.RMS_NORM for i in way) for way in ways):
+        return [node]
+    made = [_way(node, sorted(common), sorted(way), k > 0, flow) for k, way in enumerate(ways)]
+    return made if all(_keeps_repeated(one, flow) for one in made) else [node]
+
+
+def _needs(calls: Sequence[Call], flow: Flow) -> dict[int, set[int]]:
+    """For each call: itself, and those that must come before."""
+    needs: dict[int, set[int]] = {}
+    for i, call in enumerate(calls):
+        read = flow.regions.of(call.reads.values())
+        makers = [j for j in range(i) if read & flow.regions.of(calls[j].writes.values())]
+        needs[i] = {i}.union(*(needs[j] for j in makers))
+    return needs
+
+
+def _way(node: Node, common: Sequence[int], way: Sequence[int], is_another: bool, flow: Flow) -> Node:
+    calls = [node.calls[i] for i in sorted([*common, *way])]
+    repeated = [node.calls[i] for i in common] if is_another else []
+    made = flow.regions.of(s for call in repeated for s in call.writes.values())
+    reads = flow.regions.of(s for call in calls for s in call.reads.values()) - made
+    writes = flow.regions.of(s for call in calls for s in call.writes.values()) - made
+    return Node(calls, node.shape, reads, writes, repeated=repeated)
+
+
+def _keeps_repeated(node: Node, flow: Flow) -> bool:
+    """There is room in shared memory for what this node computes and does not write."""
+    shared = _shared_rows(node, flow)
+    return all(s in shared for call in node.repeated for s in call.writes.values())
+
+
 # -- in each block of a product
 
 
@@ -410,24 +464,7 @@ def _groups(nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
     alone = [[node] for node in nodes if node.kind is None or node.before]
     tiles = [node for node in nodes if node.kind is TileStep and not node.before]
     small = [node for node in nodes if node.kind in (RowStep, BlockStep)]
-    return [*alone, *([tiles] if tiles else []), *_within(SHARED, small, flow)]
-
-
-def _within(limit: int, nodes: Sequence[Node], flow: Flow) -> list[list[Node]]:
-    """Groups whose kernels' shared memory stays below a limit."""
-    groups: list[list[Node]] = []
-    used: list[int] = []
-    for node in nodes:
-        mine = _shared_bytes(node, flow)
-        for i, group in enumerate(groups):
-            if used[i] + mine <= limit:
-                group.append(node)
-                used[i] += mine
-                break
-        else:
-            groups.append([node])
-            used.append(mine)
-    return groups
+    return [*alone, *(group for group in (tiles, small) if group)]
 
 
 # -- kernels
@@ -577,11 +614,8 @@ def _shared_rows(node: Node, flow: Flow) -> dict[Span, int]:
     shared: dict[Span, int] = {}
     for call in node.calls:
         for name, s in call.writes.items():
-            if name in STEPS[call.kernel.name].rows and flow.is_only_for(s, node.calls):
+            is_mine = call in node.repeated or flow.is_only_for(s, node.calls)
+            if name in STEPS[call.kernel.name].rows and is_mine:
                 if capacity and 4 * capacity * (len(shared) + 1) <= SHARED:
                     shared[s] = len(shared)
     return shared
-
-
-def _shared_bytes(node: Node, flow: Flow) -> int:
-    return 4 * _capacity(node) * len(_shared_rows(node, flow)) if node.kind is RowStep else 0

@@ -15,6 +15,7 @@ A barrier stands between two steps where a thread reads what another one has wri
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from numba import cuda, float32, int32, uint32
@@ -174,19 +175,16 @@ def source(parts: tuple[Part, ...], n_arguments: int, is_early: bool = False) ->
     is_early: parts wait for the launch before them, products in their own time
     """
     steps: dict[str, Any] = {}
-    shared = 0  # rows that the parts before took
 
     def body(part, begin):
-        nonlocal shared
         waits, rows = is_early and _waits_by_itself(part), _rows_of(part)
-        first, shared = shared, shared + (_n_shared(rows) if rows else 0)
         if isinstance(part, Tiles):
-            lines = _before(rows, steps, first) if rows else []
+            lines = _before(rows, steps) if rows else []
             lines += _tiles(part, begin, steps, "early" if waits else "function")
         elif isinstance(part, Block):
             lines = _block(part, steps)
         else:
-            lines = _rows(part, f"(b - {begin})", steps, first, is_early)
+            lines = _rows(part, f"(b - {begin})", steps, is_early)
         if waits or not is_early:
             return lines
         return [*(_hold(part, steps) if _holds(part) else []), "wait()", "let_next()", *lines]
@@ -229,8 +227,9 @@ def _has_norm(parts) -> bool:
 
 
 def _capacities(parts) -> list[int]:
-    """Floats of each shared row, in the order of their numbers."""
-    return [rows.capacity for rows in map(_rows_of, parts) if rows for _ in range(_n_shared(rows))]
+    """Floats of each shared row: a block does one part, so that all parts have the same ones."""
+    wanted = [[rows.capacity] * _n_shared(rows) for rows in map(_rows_of, parts) if rows]
+    return [max(sizes) for sizes in zip_longest(*wanted, fillvalue=0)]
 
 
 def _rows_of(part: Part) -> Rows | None:
@@ -251,23 +250,23 @@ def _hold(part: Rows, steps: dict) -> list[str]:
     return lines
 
 
-def _rows(part: Rows, i: str, steps: dict, shared: int, is_early: bool = False) -> list[str]:
+def _rows(part: Rows, i: str, steps: dict, is_early: bool = False) -> list[str]:
     """Row, or piece of a row, number i."""
     pieces, width = (f"a{k}" for k in part.numbers[1:3])
     if part.is_whole:
         lines = [f"t = int32({i})", "lo = int32(0)"]
     else:
         lines = [f"t = int32(uint32({i}) // uint32({pieces}))", f"lo = int32({i} - t * {pieces}) * {width}"]
-    return lines + _steps_of_row(part, steps, shared, part.held if is_early else (0,) * len(part.steps))
+    return lines + _steps_of_row(part, steps, part.held if is_early else (0,) * len(part.steps))
 
 
-def _before(part: Rows, steps: dict, shared: int) -> list[str]:
+def _before(part: Rows, steps: dict) -> list[str]:
     """All rows in one block."""
-    body = [*_rows(part, "i", steps, shared), "cuda.syncthreads()"]
+    body = [*_rows(part, "i", steps), "cuda.syncthreads()"]
     return [f"for i in range(a{part.numbers[0]}):", *("    " + line for line in body)]
 
 
-def _steps_of_row(part: Rows, steps: dict, shared: int, held: tuple[int, ...]) -> list[str]:
+def _steps_of_row(part: Rows, steps: dict, held: tuple[int, ...]) -> list[str]:
     """Row t from column lo on."""
     width, columns, threads = (f"a{i}" for i in part.numbers[2:])
     lines = []
@@ -290,7 +289,7 @@ def _steps_of_row(part: Rows, steps: dict, shared: int, held: tuple[int, ...]) -
             if name not in step.rows:
                 words[name] = f"a{i}"
             elif name in is_shared:
-                words[name] = f"s{shared + is_shared[name]}, -lo"
+                words[name] = f"s{is_shared[name]}, -lo"
             else:
                 words[name] = f"a{i}, t * {columns}"
             if name in wired.kernel.writes:

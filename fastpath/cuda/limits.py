@@ -344,7 +344,8 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
         seconds = card.cache_trip_s + card.memory_trip_s
     if any(word in name for word in ("linear_", "float_", "many_", "embed")):
         seconds += card.reduction_s
-    return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")
+    norms = max(part.count("rms_norm") for part in name.split("_and_"))  # parts stand side by side
+    return seconds + card.reduction_s * norms + card.cache_trip_s * name.count("route")
 
 
 def predict(
@@ -362,7 +363,8 @@ def predict(
     tail = 1 + 0.5 / waves if waves > 1 else 1.0
     enough = min(1.0, card.wanted_in_flight / in_flight) if in_flight else 1.0  # of the resident blocks
     busy = min(1.0, blocks / card.multiprocessors)
-    used = min(blocks, card.multiprocessors)
+    # parts that stand side by side may read the same: as if their blocks were as many fewer
+    used = max(1, min(blocks / len(launch.kernel.name.split("_and_")), card.multiprocessors))
     rate = card.memory * card.reached
 
     begin = queue.now

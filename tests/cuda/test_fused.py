@@ -100,6 +100,19 @@ def _norm_sum_norm_product(n):
     return y, ops.linear(z, n.matrix("w", 9, n.D), "int8")
 
 
+def _three_ways(n):
+    """One sum, of which three norms go to products of three kinds, and one to nobody but the result."""
+    x, y = n.rows("x"), n.rows("y")
+    x = ops.add(x, ops.rms_norm(y, n.vector("a", n.D), 1e-6))
+    one, two, three = (ops.rms_norm(x, n.vector(name, n.D), 1e-5) for name in "bcd")
+    products = (
+        ops.linear(one, n.matrix("w", 9, n.D), "int8"),
+        ops.linear(ops.scale(two, 0.61), n.matrix("f", 6, n.D, QUANT_FORMATS["F32"]), "int8"),
+        ops.linear(three, n.matrix("v", 5, n.D), "float"),
+    )
+    return x, *products
+
+
 def _three_products(n):
     x = n.rows("x")
     return tuple(ops.linear(x, n.matrix(name, M, n.D), "int8") for name, M in (("q", 12), ("k", 5), ("v", 6)))
@@ -157,6 +170,7 @@ def _is_short(n):
 
 PATTERNS = {
     "norm, sum, scale, norm, rounding": (_norm_sum_norm_product, 2),
+    "three ways": (_three_ways, 2),
     "three products": (_three_products, 2),
     "products of two formats": (_two_formats, 2),
     "gate and rounding": (_gated, lambda n: 1 if _is_short(n) else 2),
@@ -183,9 +197,12 @@ def test_each_barrier_is_needed(name, monkeypatch):
     call, source = PATTERNS[name][0], fused_kernels.source
     n = Numbers(0, *BARRIERS[name], "Q4_K")
     texts = []
-    monkeypatch.setattr(
-        fused_kernels, "source", lambda *a, **how: texts.append(source(*a, **how)) or texts[-1]
-    )
+
+    def noted(*arguments, is_early=False):
+        made = source(*arguments, is_early=is_early)
+        return made if is_early else texts.append(made) or made
+
+    monkeypatch.setattr(fused_kernels, "source", noted)
     fused_kernels.kernel_of.cache_clear()
     whole, _ = replayed(lambda: call(n), ROUGH)
     found = [(i, k) for i, (text, _) in enumerate(texts) for k in range(text.count(BARRIER))]
