@@ -21,7 +21,9 @@ EXPLAINED = {
     "causal_conv": (0.33, "weights of a channel lie side by side: most of them come from L1"),
     "embed": (0.42, "scales of one row of a tile's four: 16 bytes of a row, once a token"),
     "linear": (0.5, "a lane's sums are two loads, a step's d 32 bytes: the rest of their sectors is in L1"),
-    "spread": (0.5, "16-byte pieces of activations; the block reads the rest of their sectors from L1"),
+    "float_q": (0.12, "scales and high bits of a sub-block of 4: the others' come next, from L1 or L2"),
+    "float_iq4": (0.25, "the same"),
+    "float_mxfp4": (0.25, "the same"),
     "many": (0.2, "a scale per token and step: the next steps' lie in the same sector, in L1"),
     "route": (0.14, "scales of the chosen experts, wherever they lie: 8 of them a token"),
 }  # fmt: skip
