@@ -344,6 +344,10 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
         seconds = card.cache_trip_s + card.memory_trip_s
     if any(word in name for word in ("linear_", "float_", "many_", "embed")):
         seconds += card.reduction_s
+    if "_before_" in name:  # steps of rows in each block of a product
+        seconds += card.cache_trip_s + card.reduction_s
+    if name.endswith(("expert_sum", "geglu_round_32")) and "linear" in name:
+        seconds += card.reduction_s  # a barrier between products and what comes of them
     norms = max(part.count("rms_norm") for part in name.split("_and_"))  # parts stand side by side
     return seconds + card.reduction_s * norms + card.cache_trip_s * name.count("route")
 

@@ -379,20 +379,17 @@ def _tile(coding, ready):
         if share != 0:
             ready()
         matrix, n, r = row_of_lane(slots, share, out.shape[0], y)
-        if matrix < 0:
-            return
         M, n_units = out.shape[1], int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
         row, u = int32(cuda.threadIdx.x >> 3 & 3), int32(cuda.threadIdx.x & 7)
         tiles, mine = int32((M + ROWS - 1) // ROWS), int32(tile * WARPS + (cuda.threadIdx.x >> 5))
         planes, x = (low, high, sub, block), (q, scale, sums, n_units, int32(q.shape[1] >> 2))
-        before = mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
+        before = mul32(int32(max(matrix, 0) * tiles + min(mine, tiles - 1)), n_units)
         words = load_step(planes, before, int32(0), n_units, row, u)
         more = words
         if n == 1:
             more = load_step(planes, before, int32(UNITS), n_units, row, u)
-        if share == 0:
-            ready()
-        if mine >= tiles:
+        ready()  # whoever has waited before waits no more
+        if matrix < 0 or mine >= tiles:
             return
         acc, first = float32(0), int32(0)
         if n == 1:

@@ -447,6 +447,7 @@ def test_machine_code(spec):
         faults = sass.faults(kernel, (9, 0), code)
         assert not faults, f"{kernel.name}: {'; '.join(faults)}"
         ptx = offline.to_ptx(kernel.function, kernel.signature, (9, 0), kernel.bounds)
+        assert early.waits_first(ptx), kernel.name
         # the read-only path promises nothing of what others just wrote: only loads that say so may take it
         of_compiler = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.S)
         assert "ld.global.nc" in ptx or "linear_" not in kernel.name
