@@ -6,12 +6,13 @@ Each function here makes device functions for a Coding; what a format does not h
 from functools import cache
 
 import numpy as np
-from numba import cuda, int32, int64, uint64
+from numba import cuda, int32, int64
 
 from fastpath.cuda.intrinsics import (
     and32,
     as_f32,
     f16_to_f32,
+    load_weights_half,
     load_weights_v1,
     load_weights_v2,
     load_weights_v4,
@@ -215,14 +216,13 @@ def blocks_of(coding):
 
         @cuda.jit(device=True)
         def load(block, spot):
-            at = 2 * uint64(spot[4])
-            return f16_to_f32(int32(block[at])), f16_to_f32(int32(block[at + 1]))
+            return f16_to_f32(_half(block, 2 * spot[4])), f16_to_f32(_half(block, 2 * spot[4] + 1))
 
     else:
 
         @cuda.jit(device=True)
         def load(block, spot):
-            d = f16_to_f32(int32(block[uint64(spot[4])]))
+            d = f16_to_f32(_half(block, spot[4]))
             return d, d
 
     return load
@@ -230,7 +230,7 @@ def blocks_of(coding):
 
 @cuda.jit(device=True)
 def _half(sub, at):
-    return int32(sub[uint64(at)])
+    return load_weights_half(sub, int64(at))[0]
 
 
 @cuda.jit(device=True)

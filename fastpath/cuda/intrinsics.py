@@ -253,6 +253,7 @@ def _load(opcode, n, address=_global):
 load_weights_v4 = _load(f"{WEIGHTS}.v4.u32", 4)
 load_weights_v2 = _load(f"{WEIGHTS}.v2.u32", 2)
 load_weights_v1 = _load(f"{WEIGHTS}.u32", 1)
+load_weights_half = _load(f"{WEIGHTS}.u16", 1)
 # All else may be what the kernel before wrote while this one was waiting for it (early.py).
 load_v1 = _load("ld.global.u32", 1)
 load_v2 = _load("ld.global.v2.u32", 2)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, grouping, layout, linear, linear_float, many_places, read_ahead
+from fastpath.cuda import attention, grouping, layout, many_places, read_ahead
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -171,10 +171,9 @@ class Few(NamedTuple):
     ahead: int
 
 
-def few(kind: str) -> Few:
-    if kind == "linear":
-        return Few(grouping.TOKENS, sharing=linear.WARPS, ahead=2)
-    return Few(grouping.TOKENS, sharing=linear_float.WARPS, ahead=1)
+def few(kind: str, tokens: int) -> Few:
+    """A warp has all columns of its tile; weights of two steps are on their way, or of one for more tokens."""
+    return Few(grouping.TOKENS, sharing=1, ahead=2 if kind == "float" or tokens == 1 else 1)
 
 
 def _of_weight(
@@ -195,7 +194,7 @@ def _of_weight(
         return _of_many(weight, T, noted.n_active, issued)
     is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
     kind = "float" if is_float else "linear"
-    built = few(kind)
+    built = few(kind, T)
     if E > 1:
         used, slots, tokens, share = _experts(E, noted.n_active, T, built.tokens)
     else:

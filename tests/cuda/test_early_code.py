@@ -57,5 +57,21 @@ def test_ways_around_the_wait_are_found():
         ("@P1", "ACQBULK", ""), ("", "LDG.E", " R4, [R2]"), ("@P2", "BRA", " 0x20"),
         ("", "ACQBULK", ""), ("", "PREEXIT", ""), ("", "EXIT", ""),
     )  # fmt: skip
-    made = sass.Code(32, 0, 0, 0, tuple(sass.Instruction(16 * i, *one) for i, one in enumerate(listing)))
-    assert too_early(made) == ["LDG.E"]
+    assert too_early(_made(listing)) == ["LDG.E"]
+
+
+def test_a_guard_that_is_asked_twice():
+    """Whoever does not wait at the first jump has not come to load: P0 says the same at both."""
+    twice = (
+        ("@!P0", "BRA", " 0x20"), ("", "ACQBULK", ""), ("@!P0", "BRA", " 0x40"), ("", "LDG.E", " R2, [R2]"),
+        ("", "ACQBULK", ""), ("", "EXIT", ""),
+    )  # fmt: skip
+    assert not too_early(_made(twice))
+    asked_anew = (*twice[:2], ("", "ISETP.NE.AND", " P0, PT, R3, RZ, PT"), *twice[2:])
+    jumps = {0: ("@!P0", "BRA", " 0x20"), 3: ("@!P0", "BRA", " 0x50")}
+    assert too_early(_made([jumps.get(i, one) for i, one in enumerate(asked_anew)])) == ["LDG.E"]
+
+
+def _made(listing):
+    instructions = tuple(sass.Instruction(16 * i, *one) for i, one in enumerate(listing))
+    return sass.Code(32, 0, 0, 0, instructions, 1.0, 1.0)

@@ -174,19 +174,37 @@ WAIT, LET_NEXT_START = "ACQBULK", "PREEXIT"
 
 
 def before_the_wait(made):
-    """Instructions that are reached, on any way through a kernel, before it waits for the one before it."""
+    """Instructions that are reached, on any way through a kernel, before it waits for the one before it.
+
+    A way remembers which guard of its last jump held: the same predicate, asked again, answers the same.
+    """
     number = {one.address: i for i, one in enumerate(made.listing)}
-    ways, seen = [0], set()
+    ways, seen, reached = [(0, "")], set(), set()
     while ways:
-        i = ways.pop()
-        if i in seen or (made.listing[i].mnemonic == WAIT and not made.listing[i].guard):
-            continue
-        seen.add(i)
+        i, known = ways.pop()
         one = made.listing[i]
+        if (i, known) in seen or (one.mnemonic == WAIT and (not one.guard or one.guard == known)):
+            continue
+        seen.add((i, known))
+        if one.guard and one.guard == _denied(known):  # never done on this way
+            ways.append((i + 1, known))
+            continue
+        reached.add(i)
         kind = one.mnemonic.split(".")[0]
-        if kind in ("BRA", "CALL"):
-            ways.append(number[int(re.search(r"0x([0-9a-f]+)\s*$", one.operands)[1], 16)])
         is_jump = one.mnemonic == "BRA" and re.fullmatch(r"\s*0x[0-9a-f]+\s*", one.operands)
-        if one.guard or not (is_jump or kind in ("EXIT", "RET")):
-            ways.append(i + 1)
-    return [made.listing[i] for i in sorted(seen)]
+        if known and re.match(rf"\s*(?:P\d|PT), {known[-2:]},|\s*{known[-2:]},", one.operands):
+            known = ""  # it is asked something else now
+        if kind in ("BRA", "CALL"):
+            to = number[int(re.search(r"0x([0-9a-f]+)\s*$", one.operands)[1], 16)]
+            ways.append((to, one.guard if is_jump and one.guard else known))
+        is_end = is_jump or kind in ("EXIT", "RET")
+        if not is_end or (one.guard and one.guard != known):
+            ways.append((i + 1, _denied(one.guard) if is_end else known))
+    return [made.listing[i] for i in sorted(reached)]
+
+
+def _denied(guard):
+    """The guard that holds where this one does not."""
+    if not guard:
+        return ""
+    return guard.replace("!", "") if "!" in guard else guard.replace("@", "@!")
