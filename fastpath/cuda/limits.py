@@ -172,7 +172,7 @@ class Few(NamedTuple):
 
 
 def few(kind: str, tokens: int) -> Few:
-    """A warp has all columns of its tile; weights of two steps are on their way, or of one for more tokens."""
+    """A warp has all columns of its tile; two steps' weights are on their way, for more tokens one step's."""
     return Few(grouping.TOKENS, sharing=1, ahead=2 if kind == "float" or tokens == 1 else 1)
 
 
