@@ -12,7 +12,8 @@ says so, and everything else works.
     kernel.py      a kernel: a plain Python function, its signature, what its machine code must have
     table.py       all kernels by name
     intrinsics.py  PTX instructions that Numba has no name for
-    layout.py      weights as they lie in device memory
+    layout.py      weights as they lie in device memory; unit.py: what a lane takes of them
+    early.py       kernels that start before the one ahead has ended; read_ahead.py: weights for later ones
     fuse.py        fewer launches for the same bytes: fuse_flow.py, fused_kernels.py, fused_steps.py, and
                    products with what comes of them: linear_single.py, linear_summed.py, linear_gated.py
 
