@@ -89,7 +89,13 @@ def _multiply(x, weight, activations, slots, share, out):
     if not share and len(x) >= SOME:
         linear_some.multiply(weight, rounded, out)
         return
-    grid = -(-weight.n_tiles // WARPS), len(slots) if share else -(-len(x) // TOKENS)
+    multiply_few(weight, rounded, out, slots, share)
+
+
+def multiply_few(weight, rounded, out, slots=None, share=0):
+    """weight: on the device; rounded: activations (quantize.py); slots and share: of experts."""
+    slots = no_slots() if slots is None else slots
+    grid = -(-weight.n_tiles // WARPS), len(slots) if share else -(-len(out) // TOKENS)
     activation = rounded.q.view(np.int32), rounded.scale, rounded.sums
     kernel = PRODUCTS[weight.coding_name]
     device.current().launch(kernel, grid, THREADS, *weight.planes, *activation, slots, np.int32(share), out)
