@@ -28,7 +28,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, grouping, layout, linear, linear_float, linear_many, linear_some, read_ahead
+from fastpath.cuda import (
+    attention,
+    grouping,
+    layout,
+    linear,
+    linear_float,
+    linear_many,
+    linear_some,
+    read_ahead,
+)
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks

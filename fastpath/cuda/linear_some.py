@@ -35,6 +35,7 @@ from fastpath.cuda.intrinsics import (
     mma_s8,
     mul32,
     mul_rn,
+    permute_bytes,
     piece_of,
     sar32,
     shr32,
@@ -68,7 +69,10 @@ def _loads_of_codes(bits, pair):
     """(whole step, narrow one) -> words of a lane, sub-block after sub-block: (address, [units], row, half)."""
     words, count, apart = {8: (4, 4, 1024), 4: (2, 4, 512), 2: (4, 2, 512), 1: (4, 1, 512)}[bits]
     opcode, first, is_byte = f"{WEIGHTS}.v{words}.u32", 32 * pair, bits == 8
-    load, load_apart = loads_at(opcode, words, count, apart, first), loads_at(opcode, words, count, None, first)
+    load, load_apart = (
+        loads_at(opcode, words, count, apart, first),
+        loads_at(opcode, words, count, None, first),
+    )
 
     @cuda.jit(device=True)
     def narrow(at, units, row, half):
@@ -148,7 +152,12 @@ def _places(coding):
     low, high = 64 * coding.low_bits, 64 * coding.high_bits
     of_unit, of_block = _sizes(coding)
     half_bytes = {8: 512, 4: 8, 2: 0}[coding.low_bits]
-    low_at, high_at, sub_at, block_at = piece_of(low), piece_of(high), piece_of(4 * of_unit), piece_of(4 * of_block)
+    low_at, high_at, sub_at, block_at = (
+        piece_of(low),
+        piece_of(high),
+        piece_of(4 * of_unit),
+        piece_of(4 * of_block),
+    )
 
     @cuda.jit(device=True)
     def start(planes, tile, n_units, row, t):
@@ -259,12 +268,6 @@ def _chain_32(coding, pair):
         acc = minimum(block(acc, c, d[2], x[2]), s[2], d[6], x[2])
         return minimum(block(acc, e, d[3], x[3]), s[3], d[7], x[3])
 
-    @cuda.jit(device=True)
-    def chains(acc, i, j, k, l, first, second, x, sums, unit):
-        return (
-            unit(acc[0], i, j, k, l, first, x, sums), unit(acc[1], i[1:], j[1:], k[1:], l[1:], second, x, sums)
-        )
-
     if coding.has_minimum:
 
         @cuda.jit(device=True)
@@ -297,11 +300,9 @@ def _chain_32(coding, pair):
 
 
 def _chain_256(coding, pair):
-    """The same, one block longer: a pair of units is a block of 256."""
+    """The same, one block longer: a pair of units is a block of 256.  With minima: their sums of both rows."""
     shift, numbers, is_16 = codes_of(coding).shift, numbers_of(coding), coding.scales.startswith("16")
     load_x = loads_at("ld.global.u32", 1, 1, 4, 4 * pair)
-    load_sums = loads_at("ld.global.v4.u32", 4, 4, 16, 64 * pair)
-    products, n = (eight_products, 8) if is_16 else (four_products, 4)
 
     if is_16:
 
@@ -309,54 +310,84 @@ def _chain_256(coding, pair):
         def of_unit(sc, r, i, j, k, l):
             return eight_products(sc, (i[r], i[r + 4], j[r], j[r + 4], k[r], k[r + 4], l[r], l[r + 4]))
 
-        @cuda.jit(device=True)
-        def sums(s):
-            return s
-
     else:
 
         @cuda.jit(device=True)
         def of_unit(sc, r, i, j, k, l):
             return four_products(sc, (i[r], j[r], k[r], l[r]))
 
-        @cuda.jit(device=True)
-        def sums(s):
-            return by_pairs(s)
+    @cuda.jit(device=True)
+    def row(acc, r, i, j, k, l, words, x):
+        a, b = numbers(words[:2]), numbers(words[2:4])
+        total = add32(of_unit(a, r, i, j, k, l), of_unit(b, r + 2, i, j, k, l))
+        return fma_rn(float32(sar32(total, shift) if shift else total), mul_rn(f16_to_f32(words[4]), x), acc)
 
     @cuda.jit(device=True)
-    def plain(acc, total, d, x):
-        return fma_rn(float32(sar32(total, shift) if shift else total), mul_rn(d, x), acc)
+    def plain(acc, i, j, k, l, first, second, at):
+        x = as_f32(load_x(at[1])[0])
+        return row(acc[0], 0, i, j, k, l, first, x), row(acc[1], 1, i, j, k, l, second, x)
 
-    if coding.has_minimum:
+    @cuda.jit(device=True)
+    def minimum(acc, total, words, x):
+        return fma_rn(float32(total), mul_rn(f16_to_f32(shr32(words[4], 16)), -x), acc)
+
+    @cuda.jit(device=True)
+    def with_minima(acc, i, j, k, l, first, second, at, minima):
+        x = as_f32(load_x(at[1])[0])
+        one, two = row(acc[0], 0, i, j, k, l, first, x), row(acc[1], 1, i, j, k, l, second, x)
+        return minimum(one, minima[0], first, x), minimum(two, minima[1], second, x)
+
+    return with_minima if coding.has_minimum else plain
+
+
+def _minima_of(coding, pair):
+    """(words of scales, activations, lane) -> sums of minima times activations, of a block and two rows.
+
+    A matrix whose columns are a minimum wherever its sub-block is: then one sum may hold both units.
+    """
+    nothing = zeros_of(4)
+
+    @cuda.jit(device=True)
+    def of_row(word, other, lane):
+        """The lane's row has it, for its unit."""
+        source = int32((lane & 28) + pair)
+        a, b = cuda.shfl_sync(WHOLE_WARP, word, source), cuda.shfl_sync(WHOLE_WARP, other, source)
+        return b if lane & 1 else a
+
+    @cuda.jit(device=True)
+    def add(total, byte, q, r):
+        zero = int32(0)
+        return mma_s8((q, zero, r, zero), (byte, byte), total)
+
+    if coding.scales == "16 sc mn":
 
         @cuda.jit(device=True)
-        def row(acc, r, i, j, k, l, words, x, s, t):
-            a, b = numbers(words[:2]), numbers(words[2:4])
-            total = add32(of_unit(a, r, i, j, k, l), of_unit(b, r + 2, i, j, k, l))
-            minima = add32(products(a[n:], s), products(b[n:], t))
-            acc = plain(acc, total, f16_to_f32(words[4]), x)
-            return fma_rn(float32(minima), mul_rn(f16_to_f32(shr32(words[4], 16)), -x), acc)
-
-        @cuda.jit(device=True)
-        def chain(acc, i, j, k, l, first, second, at):
-            x, s = as_f32(load_x(at[1])[0]), load_sums(at[2])
-            s, t = sums(s[:8]), sums(s[8:])
-            return row(acc[0], 0, i, j, k, l, first, x, s, t), row(acc[1], 1, i, j, k, l, second, x, s, t)
+        def minima(scales, q, lane):
+            mask = 0x0F0F0F0F
+            mn = and32(shr32(of_row(scales[0], scales[2], lane), 4), mask)
+            total = add(nothing(), permute_bytes(mn, mn, 0x0000), q[0], q[1])
+            total = add(total, permute_bytes(mn, mn, 0x1111), q[2], q[3])
+            total = add(total, permute_bytes(mn, mn, 0x2222), q[4], q[5])
+            total = add(total, permute_bytes(mn, mn, 0x3333), q[6], q[7])
+            mn = and32(shr32(of_row(scales[1], scales[3], lane), 4), mask)
+            total = add(total, permute_bytes(mn, mn, 0x0000), q[8], q[9])
+            total = add(total, permute_bytes(mn, mn, 0x1111), q[10], q[11])
+            total = add(total, permute_bytes(mn, mn, 0x2222), q[12], q[13])
+            return add(total, permute_bytes(mn, mn, 0x3333), q[14], q[15])
 
     else:
 
         @cuda.jit(device=True)
-        def row(acc, r, i, j, k, l, words, x):
-            a, b = numbers(words[:2]), numbers(words[2:4])
-            total = add32(of_unit(a, r, i, j, k, l), of_unit(b, r + 2, i, j, k, l))
-            return plain(acc, total, f16_to_f32(words[4]), x)
+        def minima(scales, q, lane):
+            mn = of_row(scales[1], scales[3], lane)
+            a, b = permute_bytes(mn, mn, 0x0000), permute_bytes(mn, mn, 0x1111)
+            c, d = permute_bytes(mn, mn, 0x2222), permute_bytes(mn, mn, 0x3333)
+            total = add(add(nothing(), a, q[0], q[1]), a, q[2], q[3])
+            total = add(add(total, b, q[4], q[5]), b, q[6], q[7])
+            total = add(add(total, c, q[8], q[9]), c, q[10], q[11])
+            return add(add(total, d, q[12], q[13]), d, q[14], q[15])
 
-        @cuda.jit(device=True)
-        def chain(acc, i, j, k, l, first, second, at):
-            x = as_f32(load_x(at[1])[0])
-            return row(acc[0], 0, i, j, k, l, first, x), row(acc[1], 1, i, j, k, l, second, x)
-
-    return chain
+    return minima
 
 
 @cache
@@ -369,15 +400,34 @@ def _pair_of(coding, pair):
     else:
         load_q = loads_at("ld.global.v2.u32", 2, 8, 128, 32 * pair)
 
+    minima = _minima_of(coding, pair)
+
     @cuda.jit(device=True)
-    def turn(acc, words, scales, at, t, even, odd):
-        q = load_q(at[0])
+    def parts(words, scales, q, t, even, odd):
+        """Sums of four sub-blocks, and the scales of both rows: lane 4g + pair has those of row g."""
         a, b, c, d = codes(t >> 1, words)
-        i, j = sums(a, q[:4], even, odd), sums(b, q[4:8], even, odd)
-        k, l = sums(c, q[8:12], even, odd), sums(d, q[12:], even, odd)
-        source = int32(8 * t + pair)  # lane 4g + pair has the scales of row g
-        first, second = of_lane(scales, source), of_lane(scales, int32(source + 4))
-        return chain(acc, i, j, k, l, first, second, at)
+        source = int32(8 * t + pair)
+        return (
+            sums(a, q[:4], even, odd), sums(b, q[4:8], even, odd),
+            sums(c, q[8:12], even, odd), sums(d, q[12:], even, odd),
+            of_lane(scales, source), of_lane(scales, int32(source + 4)),
+        )  # fmt: skip
+
+    if coding.is_256 and coding.has_minimum:
+
+        @cuda.jit(device=True)
+        def turn(acc, words, scales, at, t, even, odd):
+            q = load_q(at[0])
+            i, j, k, l, first, second = parts(words, scales, q, t, even, odd)
+            m = minima(scales, q, int32(cuda.threadIdx.x & 31))
+            return chain(acc, i, j, k, l, first, second, at, m)
+
+    else:
+
+        @cuda.jit(device=True)
+        def turn(acc, words, scales, at, t, even, odd):
+            i, j, k, l, first, second = parts(words, scales, load_q(at[0]), t, even, odd)
+            return chain(acc, i, j, k, l, first, second, at)
 
     return turn
 

@@ -201,7 +201,11 @@ def codes_of_half(coding):
         return of_half
     shift = 8 - n - m if coding.offset else 0
     unpack = _levels_of(coding.levels) if coding.levels else _eight(_word_of(n, m, shift, coding.offset))
-    flipped, here, here_high = _flipped(m, coding.offset) if m else _same, _moved_by_half(n), _moved_by_half(m)
+    flipped, here, here_high = (
+        _flipped(m, coding.offset) if m else _same,
+        _moved_by_half(n),
+        _moved_by_half(m),
+    )
 
     @cuda.jit(device=True)
     def of_half(half, low, high):

@@ -4,7 +4,6 @@ A call is recorded as a program, which fuses it, and run op by op; both on execu
 """
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,6 +213,16 @@ def test_pattern(name, fmt):
         check(lambda: call(n), n_launches if isinstance(n_launches, int) else n_launches(n))
 
     some()
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", pytest.param("Q6_K", marks=pytest.mark.slow)])
+def test_products_of_eight_rows(fmt):
+    """q, k and v stand in one grid, each with rows that fill no block; of 11 rows in two groups of tokens."""
+    for T in (8, 11):
+        n = Numbers(T, T, 1280, fmt)
+        before, after, launches = fused(lambda n=n: _three_products(n))
+        assert [b.tobytes() for b in before] == [a.tobytes() for a in after]
+        assert any(f"3_some_{fmt.lower()}" in launch.kernel.name for launch in launches)
 
 
 @pytest.mark.parametrize("name", _slow_but(("sum of experts",), ("experts", "sum of experts")))

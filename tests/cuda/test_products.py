@@ -119,14 +119,33 @@ def test_float_activations_and_experts(name, executor, op):
 
 @pytest.mark.parametrize("name", INTEGER)
 def test_a_row_does_not_feel_its_batch(name):
-    """Bytes: of a token alone, among others, among many on tensor cores; of a weight row in another tile."""
+    """Bytes: of a token alone, the last of 8, among 11 and 20, each number with kernels of its own; of a weight
+    row in another tile."""
     fmt, rng = FORMATS[name], np.random.default_rng(1)
-    weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 7, 768)
+    weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 20, 768)
+    part = layout.device_matrix(weight.take_rows(3, 10))
     with device.use(EXECUTORS["ir"]):
-        whole = linear.linear(x, layout.device_matrix(weight), "int8")
-        alone = linear.linear(x[5:6], layout.device_matrix(weight.take_rows(3, 10)), "int8")
-        many = linear.linear(np.concatenate([x, x, x]), layout.device_matrix(weight), "int8")
-    assert whole[5, 3:10].tobytes() == alone.tobytes() == many[19, 3:10].tobytes()
+        few, some, more, many = (
+            linear.linear(x[:T], layout.device_matrix(weight), "int8") for T in (2, 8, 11, 20)
+        )
+        for row in (0, 1, 7):
+            alone = linear.linear(x[row : row + 1], part, "int8").tobytes()
+            assert all(whole[row, 3:10].tobytes() == alone for whole in (few, some, more, many)[row > 1 :])
+
+
+OF_SOME = ("Q8_0", "Q5_0", "Q4_1", "Q4_K", "Q6_K", "Q2_K")
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"), [*(("ir", name) for name in OF_SOME), ("sm_90", "Q8_0"), ("sm_80", "Q6_K")]
+)
+def test_some_tokens(name, executor):
+    """One of every way that codes and scales lie; last steps of 2, 4 and 6 units, tiles and warps left over."""
+    fmt, rng = FORMATS[name], np.random.default_rng(len(name))
+    for T, M, C in ((3, 21, 256), (8, 4, 1536), (16, 9, 2816)):
+        C -= 32 if fmt.block_size == 32 else 0  # the last unit is not whole
+        x, weight = strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C)
+        _check_product(executor, x, weight)
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)
