@@ -254,8 +254,8 @@ load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
 
 
 def loads_at(opcode, words, count, apart=None, first=0):
-    """(address) -> the words of so many loads, the first `first` bytes behind this address, `apart` from one to
-    the next.
+    """(address) -> the words of so many loads: the first `first` bytes behind this address, the next ones
+    `apart` bytes from one to another.
 
     Without `apart`: (address, apart as an int64) -> the same.
     """

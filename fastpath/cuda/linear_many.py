@@ -632,13 +632,11 @@ def _product(coding):
     n_words, n_numbers = places.words, NUMBERS
     half_steps = PADDED // UNIT
 
-    def kernel(low, high, sub, block, q, scale, sums, n_tiles, tiles, entries, share, out):
+    def kernel(
+        low, high, sub, block, q, scale, sums, n_tiles, tiles, entries, share, out
+    ):
         base = shared_address(cuda.shared.array(n_words, int32, alignment=16))
-        thread, warp, lane = (
-            int32(cuda.threadIdx.x),
-            int32(cuda.threadIdx.x >> 5),
-            int32(cuda.threadIdx.x & 31),
-        )
+        thread, warp, lane = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x >> 5), int32(cuda.threadIdx.x & 31)
         matrix, first, n = int32(0), int32(cuda.blockIdx.y * MANY_TOKENS), int32(0)
         if share == 0:
             n = int32(min(MANY_TOKENS, out.shape[0] - first))
@@ -667,7 +665,9 @@ def _product(coding):
         low_at = address_of(low, (before + tile) * n_units * (16 * low_bits))
         high_at = address_of(high, (before + tile) * n_units * (16 * high_bits))
         rest = int32(rest)
-        codes_to = int32(base + (4 * ROWS * warp + r) * ROW + 64 * unit + (i >> 1) * 128 + (i & 1) * 32)
+        codes_to = int32(
+            base + (4 * ROWS * warp + r) * ROW + 64 * unit + (i >> 1) * 128 + (i & 1) * 32
+        )
         # scales: a thread has those of a unit of a row, and of a unit of a token
         row, unit_of_row, token = int32(OF_WARP * (warp >> 1) + lane), warp & 1, thread >> 1
         tile, _ = _tile_and_rest(tile0 + row // ROWS, n_tiles)
@@ -689,7 +689,9 @@ def _product(coding):
             mine = thread & (MANY_ROWS - 1)
             if thread < MANY_ROWS:
                 tile, _ = _tile_and_rest(tile0 + mine // ROWS, n_tiles)
-                block_at = address_of(block, ((before + tile) * steps * ROWS + (mine & 3)) * halves_of_block)
+                block_at = address_of(
+                    block, ((before + tile) * steps * ROWS + (mine & 3)) * halves_of_block
+                )
                 single_to = int32(base + _place_of_row(mine))
             else:
                 x_row = int64(_row_of(get_entry(base + 4 * mine), share))
@@ -711,10 +713,7 @@ def _product(coding):
         inside = lane & 7
         rows_at = int32(base + (of_warp + (lane >> 3 & 1) * 8 + inside) * ROW + (lane >> 4) * CHUNK)
         tokens_at = int32(base + (to_warp + (lane >> 4) * 8 + inside) * ROW + (lane >> 3 & 1) * CHUNK)
-        of_rows, of_tokens = (
-            int32(base + HALF * (warp & 1) + 16 * g),
-            int32(base + HALF * (warp >> 1) + 32 * c),
-        )
+        of_rows, of_tokens = int32(base + HALF * (warp & 1) + 16 * g), int32(base + HALF * (warp >> 1) + 32 * c)
         is_busy = to_warp < n
         acc, dots = cuda.local.array(n_numbers, float32), cuda.local.array(n_numbers, int32)
         for k in range(n_numbers):
@@ -752,15 +751,9 @@ def _product(coding):
                 more1 = high_words(wide_mad(apart1, high_bits, here), width)
                 more2 = high_words(wide_mad(apart2, high_bits, here), width)
                 more3 = high_words(wide_mad(apart3, high_bits, here), width)
-                words0, words1, words2, words3 = (
-                    words0 + more0,
-                    words1 + more1,
-                    words2 + more2,
-                    words3 + more3,
-                )
+                words0, words1, words2, words3 = words0 + more0, words1 + more1, words2 + more2, words3 + more3
             of_unit = add32(
-                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))),
-                add32(in_step, int32(unit_of_row)),
+                add32(mul32(first_unit, ROWS), mul32(width, int32(row & 3))), add32(in_step, int32(unit_of_row))
             )
             of_sub = load_sub(wide_mad(of_unit, sub_bytes, sub_at))
             x_sums_at = add32(x_sums_at, mul32(step, 16))

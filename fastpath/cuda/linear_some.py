@@ -4,8 +4,8 @@ grid       pairs of 8 weight rows; groups of 8 tokens
 block      2 warps, which have nothing to do with each other: a warp has two tiles of 4 rows and all their
            columns.  No shared memory, no barriers
 arithmetic mma.sync m16n8k32: 16 rows are 8 tokens times 2 units of a row, 8 columns are weight rows.  Which
-           places of k are which columns is free, if both sides agree.  Lane 4g + t brings of weight row g what
-           it can load at once: half t >> 1 of a sub-block of unit t & 1.  Activations are zero where units
+           places of k are which columns is free, if both sides agree.  Lane 4g + t brings of weight row g
+           what it can load at once: half t >> 1 of a sub-block of unit t & 1.  Activations are zero where units
            differ, so that a sum holds one sub-block (or half of one) of one unit, and lane 4g + t has those
            of both units, for token g and weight rows 2t and 2t + 1.  The definition's chain of float32
            roundings runs inside a lane
@@ -66,7 +66,7 @@ def multiply(weight, rounded, out):
 
 
 def _loads_of_codes(bits, pair):
-    """(whole step, narrow one) -> words of a lane, sub-block after sub-block: (address, [units], row, half)."""
+    """(whole step, narrow one): (address, [units, row, half]) -> words of a lane, by sub-blocks."""
     words, count, apart = {8: (4, 4, 1024), 4: (2, 4, 512), 2: (4, 2, 512), 1: (4, 1, 512)}[bits]
     opcode, first, is_byte = f"{WEIGHTS}.v{words}.u32", 32 * pair, bits == 8
     load, load_apart = (
@@ -85,7 +85,7 @@ def _loads_of_codes(bits, pair):
 
 @cache
 def _load_of(coding, pair):
-    """(at, units left, row, half, words before) -> words of a pair of units; where there is none, as before."""
+    """(at, units left, row, half, words) -> words of a pair of units; where there is none, those given."""
     full_low, narrow_low = _loads_of_codes(coding.low_bits, pair)
 
     if coding.high_bits:
@@ -118,7 +118,7 @@ def _sizes(coding):
 
 
 def _scales_of(coding):
-    """(at, units left, row, t, words before) -> words of scales of pair t of a step; and how many they are."""
+    """(at, units left, row, t, words) -> words of scales of pair t of a step; and how many they are."""
     of_unit, of_block = _sizes(coding)
     load = loads_at(f"{WEIGHTS}.v4.u32", 4, of_unit // 8, 16)
     load_block = loads_at(f"{WEIGHTS}.u{8 * of_block}", 1, 1, 4) if of_block else None
@@ -148,7 +148,7 @@ def _scales_of(coding):
 
 
 def _places(coding):
-    """start: (planes, tile, units of a row, row, t) -> at, of a row's first step; next: of the step behind."""
+    """start: (planes, tile, units of a row, row, t) -> at, of a row's first step; next: of the next step."""
     low, high = 64 * coding.low_bits, 64 * coding.high_bits
     of_unit, of_block = _sizes(coding)
     half_bytes = {8: 512, 4: 8, 2: 0}[coding.low_bits]
@@ -242,7 +242,7 @@ def _of_lanes(n):
 
 
 def _chain_32(coding, pair):
-    """(chains of two rows, sums of four sub-blocks, scales of the rows, x) -> chains, four blocks longer twice."""
+    """(chains of two rows, sums of four sub-blocks, scales of the rows, activations) -> chains, 8 blocks on."""
     shift, numbers = codes_of(coding).shift, numbers_of(coding)
     of_unit = 4 if coding.has_minimum else 2  # words
     load_x = loads_at("ld.global.v4.u32", 4, 2, 16, 32 * pair)
@@ -300,7 +300,7 @@ def _chain_32(coding, pair):
 
 
 def _chain_256(coding, pair):
-    """The same, one block longer: a pair of units is a block of 256.  With minima: their sums of both rows."""
+    """The same, one block on: a pair of units is a block of 256.  With minima: their sums of both rows."""
     shift, numbers, is_16 = codes_of(coding).shift, numbers_of(coding), coding.scales.startswith("16")
     load_x = loads_at("ld.global.u32", 1, 1, 4, 4 * pair)
 
@@ -355,25 +355,26 @@ def _minima_of(coding, pair):
         return b if lane & 1 else a
 
     @cuda.jit(device=True)
-    def add(total, byte, q, r):
-        zero = int32(0)
-        return mma_s8((q, zero, r, zero), (byte, byte), total)
+    def add(total, q, first, second):
+        return mma_s8((q[0], q[1], q[2], q[3]), (first, second), total)
+
+    @cuda.jit(device=True)
+    def of_rows(total):
+        """Words 0 and 2 of activations stand in the upper half of the 16 rows, 1 and 3 in the lower one."""
+        return add32(total[0], total[2]), add32(total[1], total[3])
 
     if coding.scales == "16 sc mn":
 
         @cuda.jit(device=True)
         def minima(scales, q, lane):
             mask = 0x0F0F0F0F
-            mn = and32(shr32(of_row(scales[0], scales[2], lane), 4), mask)
-            total = add(nothing(), permute_bytes(mn, mn, 0x0000), q[0], q[1])
-            total = add(total, permute_bytes(mn, mn, 0x1111), q[2], q[3])
-            total = add(total, permute_bytes(mn, mn, 0x2222), q[4], q[5])
-            total = add(total, permute_bytes(mn, mn, 0x3333), q[6], q[7])
-            mn = and32(shr32(of_row(scales[1], scales[3], lane), 4), mask)
-            total = add(total, permute_bytes(mn, mn, 0x0000), q[8], q[9])
-            total = add(total, permute_bytes(mn, mn, 0x1111), q[10], q[11])
-            total = add(total, permute_bytes(mn, mn, 0x2222), q[12], q[13])
-            return add(total, permute_bytes(mn, mn, 0x3333), q[14], q[15])
+            m = and32(shr32(of_row(scales[0], scales[2], lane), 4), mask)
+            n = and32(shr32(of_row(scales[1], scales[3], lane), 4), mask)
+            total = add(nothing(), q[:4], permute_bytes(m, m, 0x0000), permute_bytes(m, m, 0x1111))
+            total = add(total, q[4:8], permute_bytes(m, m, 0x2222), permute_bytes(m, m, 0x3333))
+            total = add(total, q[8:12], permute_bytes(n, n, 0x0000), permute_bytes(n, n, 0x1111))
+            total = add(total, q[12:], permute_bytes(n, n, 0x2222), permute_bytes(n, n, 0x3333))
+            return of_rows(total)
 
     else:
 
@@ -382,10 +383,8 @@ def _minima_of(coding, pair):
             mn = of_row(scales[1], scales[3], lane)
             a, b = permute_bytes(mn, mn, 0x0000), permute_bytes(mn, mn, 0x1111)
             c, d = permute_bytes(mn, mn, 0x2222), permute_bytes(mn, mn, 0x3333)
-            total = add(add(nothing(), a, q[0], q[1]), a, q[2], q[3])
-            total = add(add(total, b, q[4], q[5]), b, q[6], q[7])
-            total = add(add(total, c, q[8], q[9]), c, q[10], q[11])
-            return add(add(total, d, q[12], q[13]), d, q[14], q[15])
+            total = add(add(nothing(), q[:4], a, a), q[4:8], b, b)
+            return of_rows(add(add(total, q[8:12], c, c), q[12:], d, d))
 
     return minima
 

@@ -1,7 +1,7 @@
 """Shared memory by 32-bit addresses, with offsets that stand in the instruction: no arithmetic for a place.
 
-at = shared_address(array) + bytes           an int32, once
-a, b, c, d = load_words(4, 1024)(at)         16 bytes from at + 1024 on
+    at = shared_address(array) + bytes           an int32, once
+    a, b, c, d = load_words(4, 1024)(at)         16 bytes from at + 1024 on
 """
 
 from functools import cache

@@ -119,8 +119,8 @@ def test_float_activations_and_experts(name, executor, op):
 
 @pytest.mark.parametrize("name", INTEGER)
 def test_a_row_does_not_feel_its_batch(name):
-    """Bytes: of a token alone, the last of 8, among 11 and 20, each number with kernels of its own; of a weight
-    row in another tile."""
+    """Bytes: of a token alone, among 2, 8, 11 and 20, for which there are other kernels; of a weight row in
+    another tile."""
     fmt, rng = FORMATS[name], np.random.default_rng(1)
     weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 20, 768)
     part = layout.device_matrix(weight.take_rows(3, 10))
@@ -140,7 +140,7 @@ OF_SOME = ("Q8_0", "Q5_0", "Q4_1", "Q4_K", "Q6_K", "Q2_K")
     ("executor", "name"), [*(("ir", name) for name in OF_SOME), ("sm_90", "Q8_0"), ("sm_80", "Q6_K")]
 )
 def test_some_tokens(name, executor):
-    """One of every way that codes and scales lie; last steps of 2, 4 and 6 units, tiles and warps left over."""
+    """One of every way that codes and scales lie; last steps of 2, 4 and 6 units; half a warp's tiles."""
     fmt, rng = FORMATS[name], np.random.default_rng(len(name))
     for T, M, C in ((3, 21, 256), (8, 4, 1536), (16, 9, 2816)):
         C -= 32 if fmt.block_size == 32 else 0  # the last unit is not whole
