@@ -5,9 +5,9 @@ block      2 warps, which have nothing to do with each other: a warp has two til
            columns.  No shared memory, no barriers
 arithmetic mma.sync m16n8k32: 16 rows are 8 tokens times 2 units of a row, 8 columns are weight rows.  Which
            places of k are which columns is free, if both sides agree.  Lane 4g + t brings of weight row g
-           what it can load at once: half t >> 1 of a sub-block of unit t & 1.  Activations are zero where units
-           differ, so that a sum holds one sub-block (or half of one) of one unit, and lane 4g + t has those
-           of both units, for token g and weight rows 2t and 2t + 1.  The definition's chain of float32
+           what it can load at once: half t >> 1 of a sub-block of unit t & 1.  Activations are zero where
+           units differ, so that a sum holds one sub-block (or half of one) of one unit, and lane 4g + t has
+           those of both units, for token g and weight rows 2t and 2t + 1.  The definition's chain of float32
            roundings runs inside a lane
 traffic    weights are read once for 8 tokens, whole sectors, 32 bytes of a row at a time.  All of a warp's
            next step (8 units of 8 rows) is on its way: what a pair of units has used up, is loaded again
@@ -242,7 +242,7 @@ def _of_lanes(n):
 
 
 def _chain_32(coding, pair):
-    """(chains of two rows, sums of four sub-blocks, scales of the rows, activations) -> chains, 8 blocks on."""
+    """(chains of two rows, sums of four sub-blocks, scales of both, activations) -> chains, 8 blocks on."""
     shift, numbers = codes_of(coding).shift, numbers_of(coding)
     of_unit = 4 if coding.has_minimum else 2  # words
     load_x = loads_at("ld.global.v4.u32", 4, 2, 16, 32 * pair)

@@ -11,6 +11,7 @@ from quant import FORMATS
 from refimpl.ops import integer
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS, ONCE
+from tests.gpu_on_cpu.traffic import Profiler
 
 INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
 OTHER_WAYS = (
@@ -146,6 +147,20 @@ def test_some_tokens(name, executor):
         C -= 32 if fmt.block_size == 32 else 0  # the last unit is not whole
         x, weight = strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C)
         _check_product(executor, x, weight)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q5_1", "Q4_K", "Q6_K"])
+def test_sectors_of_some_tokens(name):
+    """Whole ones of codes, each of them once, in whole steps and in narrow ones."""
+    fmt, rng = FORMATS[name], np.random.default_rng(0)
+    weight = layout.device_matrix(strategies.weights(rng, fmt, 16, 2816))
+    with device.use(Profiler()) as profiler:
+        linear.linear(strategies.normal(rng, 5, 2816), weight, "int8")
+    sites = [s for s in profiler.sites[f"some_{name.lower()}"] if "no_allocate" in s.instruction]
+    codes = weight.low.nbytes + (weight.high.nbytes if weight.coding.high_bits else 0)
+    scales = weight.sub.nbytes + (weight.block.nbytes if weight.coding.is_256 else 0)
+    n_bytes = sum(s.requests * s.cost * 32 for s in sites)
+    assert codes + scales <= n_bytes <= codes + 2 * scales
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)
