@@ -20,7 +20,7 @@ EXPLAINED = {
     "embed": (0.42, "scales of one row of a tile's four: 16 bytes of a row, once a token"),
     "spread": (0.5, "16-byte pieces of activations; the block reads the rest of their sectors from L1"),
     "many": (0.2, "a scale per token and step: the next steps' lie in the same sector, in L1"),
-    "some": (0.5, "scales of a row or token: a sector in two loads, or less of one; codes: test_products.py"),
+    "some": (0.12, "a scale per token and block: the next ones, too, find it in L1; codes: test_products.py"),
     "route": (0.14, "scales of the chosen experts, wherever they lie: 8 of them a token"),
 }  # fmt: skip
 # The same for shared memory
