@@ -23,6 +23,7 @@ from fastpath.cuda import (
     kv_types,
     linear,
     linear_float,
+    linear_some,
     moe,
     norm,
     quantize,
@@ -267,7 +268,7 @@ STEPS: dict[str, Any] = {  # kernel name -> RowStep, TileStep or BlockStep
 }
 STEPS |= {
     kind.PRODUCTS[name].name: TileStep(tile, kind.EARLY_TILES[name])
-    for kind in (linear, linear_float)
+    for kind in (linear, linear_some, linear_float)
     for name, tile in kind.TILES.items()
 }
 STEPS |= {

@@ -261,8 +261,9 @@ load_v4 = _load("ld.global.v4.u32", 4)
 load_shared_v4 = _load("ld.shared.v4.u32", 4, _shared)
 
 
-def loads_at(opcode, words, count, apart=None):
-    """(address) -> the words of so many loads, the first at this address, `apart` bytes from one to the next.
+def loads_at(opcode, words, count, apart=None, first=0):
+    """(address) -> the words of so many loads: the first `first` bytes behind this address, the next ones
+    `apart` bytes from one to another.
 
     Without `apart`: (address, apart as an int64) -> the same.
     """
@@ -271,7 +272,8 @@ def loads_at(opcode, words, count, apart=None):
     def codegen(context, builder, sig, args):
         found = []
         for i in range(count):
-            at, offset = args[0], f" + {i * apart}" if apart and i else ""
+            behind = first + i * (apart or 0)
+            at, offset = args[0], f" + {behind}" if behind else ""
             if not apart and i:
                 at = builder.add(at, builder.mul(args[1], ir.Constant(I64, i)))
             text = f"{opcode} {_group(0, words) if words > 1 else '$0'}, [${words}{offset}];"

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, grouping, layout, many_places, read_ahead
+from fastpath.cuda import attention, grouping, layout, linear_some, many_places, read_ahead
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -159,20 +159,24 @@ def work(launch: Launch, noted: Rehearsal, call: Call, issued: Issued) -> Work:
 
 
 class Few(NamedTuple):
-    """How products of few rows are built (linear.py, linear_float.py).
+    """How products of few rows are built (linear.py, linear_some.py, linear_float.py).
 
     tokens    that weights are read for once
     sharing   warps that share the columns of a tile of layout.ROWS rows
     ahead     steps of a warp whose weights are on their way
+    tiles     of a warp
     """
 
     tokens: int
     sharing: int
     ahead: int
+    tiles: int = 1
 
 
 def few(kind: str, tokens: int) -> Few:
-    """A warp has all columns of its tile; two steps' weights are on their way, for more tokens one step's."""
+    """A warp has all columns of its tiles; two steps' weights are on their way, for more tokens one step's."""
+    if kind == "some":
+        return Few(grouping.TOKENS, sharing=1, ahead=1, tiles=linear_some.TILES_OF_WARP)
     return Few(grouping.TOKENS, sharing=1, ahead=2 if kind == "float" or tokens == 1 else 1)
 
 
@@ -192,8 +196,10 @@ def _of_weight(
     coding = weight.coding_name.lower()
     if "many_" in name:
         return _of_many(weight, T, noted.n_active, issued)
-    is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
-    kind = "float" if is_float else "linear"
+    of_integers = any(word in name for word in ("linear_", "some_"))
+    is_float = "float_" in name and (weight.coding.is_plain or not of_integers)
+    is_some = E == 1 and f"some_{coding}" in name
+    kind = "float" if is_float else "some" if is_some else "linear"
     built = few(kind, T)
     if E > 1:
         used, slots, tokens, share = _experts(E, noted.n_active, T, built.tokens)
@@ -205,9 +211,11 @@ def _of_weight(
     return Work(
         memory_bytes=int(of_matrix * used),
         cache_bytes=int(of_matrix * max(0, slots - used)),
-        int_ops=0 if is_float else ops, float_ops=ops if is_float else 0,
+        int_ops=ops if kind == "linear" else 0, float_ops=ops if is_float else 0,
+        # all tokens of a group, whether they are there or not; half of what is multiplied are zeros
+        tensor_ops=2 * 2 * slots * built.tokens * M * C if is_some else 0,
         instructions=slots * steps * issued(f"{kind}_{coding}", tokens),
-        warp_bytes=step_bytes * min(built.ahead, max(1, of_warp)), has_stack=E > 1,
+        warp_bytes=step_bytes * built.tiles * min(built.ahead, max(1, of_warp)), has_stack=E > 1,
     )  # fmt: skip
 
 
@@ -341,7 +349,7 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
     seconds = card.cache_trip_s if is_there else card.memory_trip_s
     if has_stack:  # who is chosen, and then the weights
         seconds = card.cache_trip_s + card.memory_trip_s
-    if any(word in name for word in ("linear_", "float_", "many_", "embed")):
+    if any(word in name for word in ("linear_", "some_", "float_", "many_", "embed")):
         seconds += card.reduction_s
     if "_before_" in name:  # steps of rows in each block of a product
         seconds += card.cache_trip_s + card.reduction_s

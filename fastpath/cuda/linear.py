@@ -18,8 +18,9 @@ has fewer than 8 units, fma adds 0 * 0, which changes nothing: a sum is never -0
 import numpy as np
 from numba import cuda, float32, int32, uint16
 
-from fastpath.cuda import device, linear_float, linear_many
+from fastpath.cuda import device, linear_float, linear_many, linear_some
 from fastpath.cuda.grouping import MAX_EXPERTS, TOKENS, entry_of, no_slots, row_of_lane, slots_of
+from fastpath.cuda.integers import by_pairs, eight_products, four_products
 from fastpath.cuda.intrinsics import (
     add32,
     as_f32,
@@ -43,8 +44,8 @@ from fastpath.cuda.unit import blocks_of, codes_of, loads_of, scales_of
 from fastpath.cuda.warp import WHOLE_WARP
 
 WARPS = 2
-# tokens from which tensor cores compute the same: fewer leave most of a tile empty
-MANY = 17
+# tokens from which tensor cores compute the same: some, or as many as fill the tiles of linear_many.py
+SOME, MANY = 3, 17
 MANY_OF_EXPERT = 8  # the same for entries of an expert, on average
 THREADS = 32 * WARPS
 
@@ -86,7 +87,16 @@ def _multiply(x, weight, activations, slots, share, out):
     if not share and len(x) >= MANY:
         linear_many.multiply(weight, rounded, out)
         return
-    grid = -(-weight.n_tiles // WARPS), len(slots) if share else -(-len(x) // TOKENS)
+    if not share and len(x) >= SOME:
+        linear_some.multiply(weight, rounded, out)
+        return
+    multiply_few(weight, rounded, out, slots, share)
+
+
+def multiply_few(weight, rounded, out, slots=None, share=0):
+    """weight: on the device; rounded: activations (quantize.py); slots and share: of experts."""
+    slots = no_slots() if slots is None else slots
+    grid = -(-weight.n_tiles // WARPS), len(slots) if share else -(-len(out) // TOKENS)
     activation = rounded.q.view(np.int32), rounded.scale, rounded.sums
     kernel = PRODUCTS[weight.coding_name]
     device.current().launch(kernel, grid, THREADS, *weight.planes, *activation, slots, np.int32(share), out)
@@ -128,23 +138,6 @@ def _dots_of_16(w, q):
     )  # fmt: skip
 
 
-@cuda.jit(device=True)
-def _by_pairs(s):
-    """Sums of 16 -> of 32."""
-    return add32(s[0], s[1]), add32(s[2], s[3]), add32(s[4], s[5]), add32(s[6], s[7])
-
-
-@cuda.jit(device=True)
-def _four_products(a, b):
-    total = add32(add32(mul32(a[0], b[0]), mul32(a[1], b[1])), mul32(a[2], b[2]))
-    return add32(total, mul32(a[3], b[3]))
-
-
-@cuda.jit(device=True)
-def _eight_products(a, b):
-    return add32(_four_products(a[:4], b[:4]), _four_products(a[4:8], b[4:8]))
-
-
 # -- what a lane adds to the chain for one token: number, factor, number, factor, ... as float32
 
 
@@ -167,7 +160,7 @@ def _terms_32(coding):
     @cuda.jit(device=True)
     def with_minima(codes, d, at):
         a, b, c, e, f, g, h, i = plain(codes, d, at)
-        s, x = _by_pairs(_load_sums(at[2])), _load_four(at[1])
+        s, x = by_pairs(_load_sums(at[2])), _load_four(at[1])
         return (
             a, b, float32(s[0]), mul_rn(d[4], as_f32(x[0])), c, e, float32(s[1]), mul_rn(d[5], as_f32(x[1])),
             f, g, float32(s[2]), mul_rn(d[6], as_f32(x[2])), h, i, float32(s[3]), mul_rn(d[7], as_f32(x[3])),
@@ -190,21 +183,21 @@ def _terms_256(coding):
 
         @cuda.jit(device=True)
         def total_of(codes, sc, at):
-            return _eight_products(sc, _dots_of_16(codes, _load_q(at[0])))
+            return eight_products(sc, _dots_of_16(codes, _load_q(at[0])))
 
         @cuda.jit(device=True)
         def minima_of(sc, at):
-            return _eight_products(sc[8:], _load_sums(at[2]))
+            return eight_products(sc[8:], _load_sums(at[2]))
 
     else:
 
         @cuda.jit(device=True)
         def total_of(codes, sc, at):
-            return _four_products(sc, _dots(codes, _load_q(at[0])))
+            return four_products(sc, _dots(codes, _load_q(at[0])))
 
         @cuda.jit(device=True)
         def minima_of(sc, at):
-            return _four_products(sc[4:], _by_pairs(_load_sums(at[2])))
+            return four_products(sc[4:], by_pairs(_load_sums(at[2])))
 
     @cuda.jit(device=True)
     def plain(codes, scales, at):

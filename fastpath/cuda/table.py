@@ -11,6 +11,7 @@ from fastpath.cuda import (
     linear,
     linear_float,
     linear_many,
+    linear_some,
     moe,
     norm,
     quantize,
@@ -22,7 +23,7 @@ from fastpath.cuda import (
 
 MODULES = (
     activation, attention, attention_relative, convolution, elementwise, embedding, grouping, linear,
-    linear_float, linear_many, moe, norm, quantize, rotary, rows, sampling, tiles,
+    linear_float, linear_many, linear_some, moe, norm, quantize, rotary, rows, sampling, tiles,
 )  # fmt: skip
 KERNELS = {kernel.name: kernel for module in MODULES for kernel in module.KERNELS}
 

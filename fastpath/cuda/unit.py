@@ -184,6 +184,62 @@ def codes_of(coding):
     return Codes(of_unit, shift)
 
 
+@cache
+def codes_of_half(coding):
+    """(half, low words of a sub-block, high words) -> 4 words of signed bytes, for tensor cores.
+
+    Half 0 or 1 of a sub-block: with 8 bits values 16h .. 16h+15, of which a lane has the words; else values
+    8h .. 8h+7 and then 16+8h .. 16+8h+7.  Of 4 bits a lane has words 2h and 2h+1, of fewer bits all of them.
+    """
+    n, m = coding.low_bits, coding.high_bits
+    if n == 8:
+
+        @cuda.jit(device=True)
+        def of_half(half, low, high):
+            return low
+
+        return of_half
+    shift = 8 - n - m if coding.offset else 0
+    unpack = _levels_of(coding.levels) if coding.levels else _eight(_word_of(n, m, shift, coding.offset))
+    flipped, here, here_high = (
+        _flipped(m, coding.offset) if m else _same,
+        _moved_by_half(n),
+        _moved_by_half(m),
+    )
+
+    @cuda.jit(device=True)
+    def of_half(half, low, high):
+        # words behind those that there are stand in for what nobody uses
+        mine, above = here(half, low), flipped(here_high(half, high))
+        a, b, _, _, c, d, _, _ = unpack(mine + mine, above)
+        return a, b, c, d
+
+    return of_half
+
+
+@cuda.jit(device=True)
+def _same(words):
+    return words
+
+
+def _moved_by_half(bits):
+    """Fields h, h + 2 or h, h + 1, h + 4, h + 5 become 0, 2 or 0, 1, 4, 5."""
+
+    @cuda.jit(device=True)
+    def one(half, words):
+        return (shr32(words[0], int32(2 * half)),)
+
+    @cuda.jit(device=True)
+    def two(half, words):
+        return shr32(words[0], int32(2 * half)), shr32(words[1], int32(2 * half))
+
+    @cuda.jit(device=True)
+    def none(half, words):
+        return words
+
+    return {1: one, 2: two}.get(bits, none)
+
+
 def _everywhere(byte):
     """An int32 of four such bytes."""
     return int(np.array([byte] * 4, np.uint8).view(np.int32)[0])
@@ -294,13 +350,18 @@ def scales_of(coding):
 
     d: 4 scales; d m: 4 scales, 4 minima; 8 sc mn: the same as integers; 16 sc: 8 of them; 16 sc mn: 8 and 8
     """
-    first, of_words = 4 * (coding.low_bits + coding.high_bits), _SCALES[coding.scales]
+    first, of_words = 4 * (coding.low_bits + coding.high_bits), numbers_of(coding)
 
     @cuda.jit(device=True)
     def scales(words):
         return of_words(words[first:])
 
     return scales
+
+
+def numbers_of(coding):
+    """(the words of a unit in `sub`) -> the same."""
+    return _SCALES[coding.scales]
 
 
 @cache

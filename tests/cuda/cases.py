@@ -111,6 +111,7 @@ def _products(rng):
         yield lambda w=matrix: linear.linear(long, w, "float")
         yield lambda w=matrix: embedding.embed(w, ids, 39.25)
         if not matrix.coding.is_plain:
+            yield lambda w=matrix: linear.linear(long[:2], w, "int8")
             yield lambda w=matrix: linear.linear(long, w, "int8")
             wide = layout.device_matrix(strategies.weights(rng, FORMATS[name], 36, many.shape[1]))
             yield lambda w=wide: linear.linear(many, w, "int8")

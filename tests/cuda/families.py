@@ -11,6 +11,7 @@ from fastpath.cuda import layout, table
 # beginning of the names -> who stands for all of them in make test
 FAMILIES = {
     "linear": "linear_q4_k",
+    "some": "some_q4_k",
     "float": "float_q4_k",
     "many": "many_q4_k",
     "embed": "embed_q4_k",

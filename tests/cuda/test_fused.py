@@ -243,6 +243,16 @@ def test_pattern(name, fmt):
     some()
 
 
+@pytest.mark.parametrize("fmt", ["Q8_0", pytest.param("Q6_K", marks=pytest.mark.slow)])
+def test_products_of_eight_rows(fmt):
+    """q, k and v stand in one grid, each with rows that fill no block; of 11 rows in two groups of tokens."""
+    for T in (8, 11):
+        n = Numbers(T, T, 1280, fmt)
+        before, after, launches = fused(lambda n=n: _three_products(n))
+        assert [b.tobytes() for b in before] == [a.tobytes() for a in after]
+        assert any(f"3_some_{fmt.lower()}" in launch.kernel.name for launch in launches)
+
+
 @pytest.mark.parametrize("name", _slow_but(("sum of experts",), ("experts", "sum of experts")))
 def test_experts_of_few_tokens(name):
     """Their sum is part of the last product; of more it is not."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import refimpl.ops
 from fastpath.cuda import device, layout, ops, table
-from fastpath.cuda.linear import MANY, MANY_OF_EXPERT
+from fastpath.cuda.linear import MANY, MANY_OF_EXPERT, SOME
 from quant import FORMATS
 from refimpl.ops.attention import widen
 from tests import strategies, tolerances
@@ -68,10 +68,11 @@ def proof_of(name):
     if name == "tiles_of_experts":
         return "expert_linear", entries(), {"ir": 6, "sm_80": 2, "sm_90": 3}
     kind, _, rest = name.partition("_")
-    few, many = strategies.sizes(1, 9), st.integers(MANY, 70)
-    if kind in ("linear", "float", "many") and rest in FORMAT_OF:
+    tokens = {"linear": st.integers(1, SOME - 1), "some": st.integers(SOME, MANY - 1),
+              "many": st.integers(MANY, 70), "float": strategies.sizes(1, 9)}  # fmt: skip
+    if kind in tokens and rest in FORMAT_OF:
         how = "float" if kind == "float" else "int8"
-        return "linear", product(FORMAT_OF[rest], many if kind == "many" else few, how), OF_VARIANTS
+        return "linear", product(FORMAT_OF[rest], tokens[kind], how), OF_VARIANTS
     if kind == "embed":
         return "embed", rows_of(FORMAT_OF[rest]), OF_VARIANTS
     if kind in ("best", "top"):

@@ -25,6 +25,7 @@ EXPLAINED = {
     "float_iq4": (0.25, "the same"),
     "float_mxfp4": (0.25, "the same"),
     "many": (0.2, "a scale per token and step: the next steps' lie in the same sector, in L1"),
+    "some": (0.12, "a scale per token and block: the next ones, too, find it in L1; codes: test_products.py"),
     "route": (0.14, "scales of the chosen experts, wherever they lie: 8 of them a token"),
 }  # fmt: skip
 

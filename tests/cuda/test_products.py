@@ -14,6 +14,7 @@ from refimpl.ops import integer
 from tests import strategies, tolerances
 from tests.cuda.executors import EXECUTORS, ONCE
 from tests.gpu_on_cpu import needs, sass
+from tests.gpu_on_cpu.traffic import Profiler
 
 INTEGER = [name for name, coding in layout.CODINGS.items() if not coding.is_plain]
 OTHER_WAYS = (
@@ -141,14 +142,47 @@ def test_float_activations_and_experts(name, executor, op):
 
 @pytest.mark.parametrize("name", INTEGER)
 def test_a_row_does_not_feel_its_batch(name):
-    """Bytes: of a token alone, among others, among many on tensor cores; of a weight row in another tile."""
+    """Bytes: of a token alone, among 2, 8, 11 and 20, for which there are other kernels; of a weight row in
+    another tile."""
     fmt, rng = FORMATS[name], np.random.default_rng(1)
-    weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 7, 768)
+    weight, x = strategies.weights(rng, fmt, 11, 768), strategies.normal(rng, 20, 768)
+    part = layout.device_matrix(weight.take_rows(3, 10))
     with device.use(EXECUTORS["ir"]):
-        whole = linear.linear(x, layout.device_matrix(weight), "int8")
-        alone = linear.linear(x[5:6], layout.device_matrix(weight.take_rows(3, 10)), "int8")
-        many = linear.linear(np.concatenate([x, x, x]), layout.device_matrix(weight), "int8")
-    assert whole[5, 3:10].tobytes() == alone.tobytes() == many[19, 3:10].tobytes()
+        few, some, more, many = (
+            linear.linear(x[:T], layout.device_matrix(weight), "int8") for T in (2, 8, 11, 20)
+        )
+        for row in (0, 1, 7):
+            alone = linear.linear(x[row : row + 1], part, "int8").tobytes()
+            assert all(whole[row, 3:10].tobytes() == alone for whole in (few, some, more, many)[row > 1 :])
+
+
+OF_SOME = ("Q8_0", "Q5_0", "Q4_1", "Q4_K", "Q6_K", "Q2_K")
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"), [*(("ir", name) for name in OF_SOME), ("sm_90", "Q8_0"), ("sm_80", "Q6_K")]
+)
+def test_some_tokens(name, executor):
+    """One of every way that codes and scales lie; last steps of 2, 4 and 6 units; half a warp's tiles."""
+    fmt, rng = FORMATS[name], np.random.default_rng(len(name))
+    for T, M, C in ((3, 21, 256), (8, 4, 1536), (16, 9, 2816)):
+        C -= 32 if fmt.block_size == 32 else 0  # the last unit is not whole
+        x, weight = strategies.normal(rng, T, C), strategies.random_blocks(rng, fmt, M, C)
+        _check_product(executor, x, weight)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q5_1", "Q4_K", "Q6_K"])
+def test_sectors_of_some_tokens(name):
+    """Whole ones of codes, each of them once, in whole steps and in narrow ones."""
+    fmt, rng = FORMATS[name], np.random.default_rng(0)
+    weight = layout.device_matrix(strategies.weights(rng, fmt, 16, 2816))
+    with device.use(Profiler()) as profiler:
+        linear.linear(strategies.normal(rng, 5, 2816), weight, "int8")
+    sites = [s for s in profiler.sites[f"some_{name.lower()}"] if "no_allocate" in s.instruction]
+    codes = weight.low.nbytes + (weight.high.nbytes if weight.coding.high_bits else 0)
+    scales = weight.sub.nbytes + (weight.block.nbytes if weight.coding.is_256 else 0)
+    n_bytes = sum(s.requests * s.cost * 32 for s in sites)
+    assert codes + scales <= n_bytes <= codes + 2 * scales
 
 
 @pytest.mark.parametrize("name", layout.CODINGS)

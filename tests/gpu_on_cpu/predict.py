@@ -18,7 +18,17 @@ import numpy as np
 
 from fastpath.bench.blank import blank
 from fastpath.bench.table import markdown
-from fastpath.cuda import attention, device, early, layout, limits, linear, many_places
+from fastpath.cuda import (
+    attention,
+    device,
+    early,
+    layout,
+    limits,
+    linear,
+    linear_some,
+    many_places,
+    quantize,
+)
 from fastpath.cuda.rehearsal import Call
 from quant import FORMATS, QTensor
 from tests.gpu_on_cpu import sass
@@ -50,17 +60,27 @@ def issued(kernel: str, tokens: int) -> float:
     kind, _, coding = kernel.partition("_")
     name = next(name for name in layout.CODINGS if name.lower() == coding)
     few, many = (_count(kernel, kind, name, tokens, steps) for steps in (16, 32))
-    return (many - few) / 16 / (many_places.MANY_ROWS // layout.ROWS if kind == "many" else 1)
+    return (many - few) / 16 / (_rows(kind) // layout.ROWS)
+
+
+def _rows(kind):
+    """Of a block of 'many', or of a warp."""
+    return {"many": many_places.MANY_ROWS, "some": linear_some.ROWS_OF_WARP}.get(kind, layout.ROWS)
 
 
 def _count(kernel, kind, name, tokens, steps):
-    rows = many_places.MANY_ROWS if kind == "many" else layout.ROWS
+    rows = _rows(kind)
     rng = np.random.default_rng(0)
     columns = steps * layout.COLUMNS
     weight = QTensor.from_array(rng.standard_normal((rows, columns), np.float32), FORMATS[name])
     x = rng.standard_normal((tokens, columns), np.float32)
     with device.use(Profiler(log=False)) as profiler:
-        linear.linear(x, layout.device_matrix(weight), "float" if kind == "float" else "int8")
+        matrix = layout.device_matrix(weight)
+        if kind == "linear":  # of an expert, however many tokens it has
+            rounded = quantize.round_activations(x, 256 if matrix.coding.is_256 else 32)
+            linear.multiply_few(matrix, rounded, np.zeros((tokens, rows), np.float32))
+        else:
+            linear.linear(x, matrix, "float" if kind == "float" else "int8")
     return profiler.issued[kernel] * _code(profiler.kernels[kernel]).growth_of_loops
 
 
