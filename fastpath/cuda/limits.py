@@ -174,7 +174,7 @@ class Few(NamedTuple):
 
 
 def few(kind: str, tokens: int) -> Few:
-    """A warp has all columns of its tiles; two steps' weights are on their way, for more tokens one step's."""
+    """A warp has all columns of its tiles; two steps' weights are on their way, for more tokens one's."""
     if kind == "some":
         return Few(grouping.TOKENS, sharing=1, ahead=1, tiles=linear_some.TILES_OF_WARP)
     return Few(grouping.TOKENS, sharing=1, ahead=2 if kind == "float" or tokens == 1 else 1)

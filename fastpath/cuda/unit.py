@@ -201,25 +201,16 @@ def codes_of_half(coding):
         return of_half
     shift = 8 - n - m if coding.offset else 0
     unpack = _levels_of(coding.levels) if coding.levels else _eight(_word_of(n, m, shift, coding.offset))
-    flipped, here, here_high = (
-        _flipped(m, coding.offset) if m else _same,
-        _moved_by_half(n),
-        _moved_by_half(m),
-    )
+    here, here_high = _moved_by_half(n), _moved_by_half(m)
 
     @cuda.jit(device=True)
     def of_half(half, low, high):
         # words behind those that there are stand in for what nobody uses
-        mine, above = here(half, low), flipped(here_high(half, high))
+        mine, above = here(half, low), here_high(half, high)
         a, b, _, _, c, d, _, _ = unpack(mine + mine, above)
         return a, b, c, d
 
     return of_half
-
-
-@cuda.jit(device=True)
-def _same(words):
-    return words
 
 
 def _moved_by_half(bits):

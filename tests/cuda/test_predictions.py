@@ -111,7 +111,7 @@ def test_reading_ahead_by_hand():
 
     half = total // 2 // 16 * 16
     norm, product = _two_launches(half)
-    # memory takes 8.1 us for the other half; of all of it, what the warps hold has come out of the cache while
+    # memory takes 8.1 us for the other half; of all of it, what warps hold has come out of the cache while
     # the norm ran, and the rest takes 7.4, at 7.2e12
     assert product.limit == "memory"
     assert product.seconds == pytest.approx(0.6e-6 + 0.35e-6 + (total - half) / rate)
