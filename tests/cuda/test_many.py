@@ -86,10 +86,10 @@ def test_predicted_work_by_hand():
     dense = limits._of_many(one, 130, 0, lambda kernel, tokens: counts[tokens])
     assert dense.instructions == pytest.approx(1024 / 4 * 2 * (2 * 100 + 60))  # two steps of 1024 columns
     assert dense.tensor_ops == 2 * 1024 * 2048 * (2 * 64 + 32)
-    assert dense.memory_bytes == one.nbytes
-    assert dense.cache_bytes == 2 * one.nbytes + 1024 // 64 * (2 * 64 + 32) * 2048
+    assert dense.memory_bytes == one.read_bytes
+    assert dense.cache_bytes == 2 * one.read_bytes + 1024 // 64 * (2 * 64 + 32) * 2048
     once = limits._of_many(four, 1, 2, lambda kernel, tokens: counts[tokens])  # two of four experts
-    assert once.memory_bytes == pytest.approx(four.nbytes / 2, abs=1)
+    assert once.memory_bytes == pytest.approx(four.read_bytes / 2, abs=1)
     assert once.instructions == pytest.approx(2 * 1024 / 4 * 2 * 60)
 
 
