@@ -315,7 +315,7 @@ def _function(tile):
 def _kernel(name):
     half, rows = uint16[::1], float32[:, ::1]
     signature = int32[::1], int32[::1], half, half, rows, int32, int32[:, ::1], int32, rows
-    load = "LDG.E.NA.64" if coding.low_bits == 2 else "LDG.E.NA.128"  # a sub-block of 2 bits is 8 bytes
+    load = "LDG.E.NA.64" if CODINGS[name].low_bits == 2 else "LDG.E.NA.128"
     return Kernel(
         _function(TILES[name]), signature, (load, "FFMA"), registers=128, bounds=(THREADS, 8),
         name=f"float_{name.lower()}", early=_function(EARLY_TILES[name]),
