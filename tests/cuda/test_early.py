@@ -127,8 +127,8 @@ class Early:
     def launch(self, kernel, grid, threads, *arguments):
         n = len(self.pieces)
         nothing = read_ahead.Piece(0, 0, 0)
-        table = read_ahead.table([[nothing] * 3, self.pieces])
-        more = table, 3, n, read_ahead.n_blocks(grid)
+        asks = read_ahead.Asks(self.pieces)
+        more = read_ahead.more_of(read_ahead.table([read_ahead.Asks([nothing] * 3), asks]), 3, asks, grid)
         self.executor.launch(early.kernel_of(kernel), read_ahead.grid_of(grid, n), threads, *arguments, *more)
 
 
@@ -188,7 +188,7 @@ _LOADING_FIRST = _loading_first()
 def test_names_of_arguments_are_the_kernels_own():
     for kernel in (*table.KERNELS.values(), write_half("f16", "k")):
         names = names_of(early.kernel_of(kernel))
-        assert names[:-4] == names_of(kernel) and len(set(names)) == len(names)
+        assert names[:-6] == names_of(kernel) and len(set(names)) == len(names)
 
 
 def test_asking_for_too_much_is_found():
@@ -303,5 +303,6 @@ def test_fused_products_wait_by_themselves(executor, monkeypatch):
 
 class EarlyExecutor(devices.Executor):
     def launch(self, kernel, grid, threads, *arguments):
-        more = self.put(read_ahead.table([]), np.int32), 0, 0, read_ahead.n_blocks(grid)
+        listed = self.put(read_ahead.table([]), np.int32)
+        more = read_ahead.more_of(listed, 0, read_ahead.NOTHING, grid)
         super().launch(early.kernel_of(kernel), grid, threads, *arguments, *more)

@@ -85,7 +85,7 @@ def _two_launches(bytes_early):
     queue, got = limits.Queue(), []
     for i, (launch, asks) in enumerate(((noted.launches[-1], pieces), (product, []))):
         one = (launch, noted, Call(1), lambda kernel: CODE, lambda kernel, tokens: 0.0, limits.H200)
-        got.append(limits.predict(*one, queue, i, asks))
+        got.append(limits.predict(*one, queue, i, read_ahead.Asks(asks)))
     return got
 
 
@@ -122,8 +122,7 @@ def test_reading_ahead_by_hand():
 
 def test_no_byte_is_brought_twice_and_memory_never_does_two_things():
     queue = limits.Queue()
-    first, second = (read_ahead.Piece(0, n, use) for n, use in ((3000, 7), (1000, 8)))
-    queue.ask(2.0, [first, second], 1000.0)
+    queue.ask(2.0, [(7, 3000), (8, 1000)], 1000.0)
     assert queue.early == {7: (3000, 5.0), 8: (1000, 6.0)}
     assert queue.read(4.0, 500, 1000.0) == 6.5  # behind what was asked for
     assert queue.read(9.0, 500, 1000.0) == 9.5  # memory had nothing to do
