@@ -49,7 +49,7 @@ def function_of(kernel: Kernel) -> Callable:
         *first,
         "if block_number() < _blocks:",
         f"    kernel({names})",
-        *(["else:", "    wait()"] if kernel.early else []),
+        *(["wait()"] if kernel.early else []),  # blocks that only ask, and warps that had nothing to do
         "ask_for_chosen(_list, _first, _pieces, _pages, _chosen)",
     ]
     space: dict[str, Any] = {

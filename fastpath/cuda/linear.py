@@ -387,8 +387,7 @@ def _tile(coding, ready):
         more = words
         if n == 1:
             more = load_step(planes, before, int32(UNITS), n_units, row, u)
-        if share == 0:
-            ready()
+        ready()  # whoever has waited waits no more
         if mine >= tiles:
             return
         acc, first = float32(0), int32(0)

@@ -290,8 +290,7 @@ def _maker(coding):
                 return
             tile_of_all = int64(matrix) * n_tiles + tile
             state = begin(low, high, sub, block, tile_of_all, n_units, row, u)
-            if share == 0:
-                ready()
+            ready()  # whoever has waited waits no more
             total = finish(state, tile_of_all, n, r, low, high, sub, block, x, n_units)
             m = tile * ROWS + row
             if u < n and m < M:
