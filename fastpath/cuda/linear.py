@@ -11,8 +11,8 @@ traffic    weights are read once for 8 tokens, 16 bytes per lane and load; the n
            warp read the same
 start      a kernel may wait for the one before it behind its first loads of weights, which nobody writes
 
-The result of a row does not depend on other rows or other tokens: where a format has units that a row does
-not, and where columns are padded, fma adds 0 * 0, which changes nothing (a sum is never -0).
+The result of a row does not depend on other rows or other tokens.  Where columns are padded, or the last step
+has fewer than 8 units, fma adds 0 * 0, which changes nothing: a sum is never -0.
 """
 
 import numpy as np
@@ -266,14 +266,17 @@ def _chains(pairs, apart):
 
 
 def _steps(coding):
-    """A step for n tokens: (n, row of this lane's token, its sum, codes, scales, x, first unit, unit) -> sum.
+    """A step of one token in two parts, so that loads can begin between them, and one of several tokens.
 
-    Lane k has the row and the sum of token k, of which it takes care alone.  Two tokens are under way at a
-    time: each waits for its chain most of the time.
+    terms_of_one  (row of x, codes, scales, activations, first unit of the step, the lane's in it) -> terms
+    one           (sum, terms) -> sum
+    of_many       (n, row of the lane's token, its sum, codes and the rest as above) -> sum.  Lane k keeps row
+                  and sum of token k for all.  Two tokens at a time: each mostly waits for its chain
     """
     pairs = (2 if coding.has_minimum else 1) * (1 if coding.is_256 else 4)
     terms_of = _terms_256(coding) if coding.is_256 else _terms_32(coding)
-    are_many = pairs > 4 or (pairs == 4 and coding.levels)  # those of two tokens do not fit into registers
+    # terms of two tokens fit into registers, or they do not: many terms, or a table beside them
+    one_by_one = pairs > 4 or (pairs == 4 and coding.levels is not None)
     (one, two), places = _chains(pairs, 2 if coding.is_256 else 1), _places(coding)
 
     @cuda.jit(device=True)
@@ -288,7 +291,7 @@ def _steps(coding):
     def of_many(n, row, acc, codes, scales, x, first, u):
         k, mine = int32(0), int32(cuda.threadIdx.x & 7)
         while k < n:
-            if are_many or add32(k, 1) == n:
+            if one_by_one or add32(k, 1) == n:
                 a = one(of_lane_in_8(acc, k), terms(k, row, codes, scales, x, first, u))
                 acc = a if mine == k else acc
                 k = add32(k, 1)
@@ -376,19 +379,17 @@ def _tile(coding, ready):
         if share != 0:
             ready()
         matrix, n, r = row_of_lane(slots, share, out.shape[0], y)
-        if matrix < 0:
-            return
         M, n_units = out.shape[1], int32(scale.shape[1] * 2 if is_256 else scale.shape[1] >> 2)
         row, u = int32(cuda.threadIdx.x >> 3 & 3), int32(cuda.threadIdx.x & 7)
         tiles, mine = int32((M + ROWS - 1) // ROWS), int32(tile * WARPS + (cuda.threadIdx.x >> 5))
         planes, x = (low, high, sub, block), (q, scale, sums, n_units, int32(q.shape[1] >> 2))
-        before = mul32(int32(matrix * tiles + min(mine, tiles - 1)), n_units)
+        before = mul32(int32(max(matrix, 0) * tiles + min(mine, tiles - 1)), n_units)
         words = load_step(planes, before, int32(0), n_units, row, u)
         more = words
         if n == 1:
             more = load_step(planes, before, int32(UNITS), n_units, row, u)
-        ready()  # whoever has waited waits no more
-        if mine >= tiles:
+        ready()  # whoever has waited before waits no more
+        if matrix < 0 or mine >= tiles:
             return
         acc, first = float32(0), int32(0)
         if n == 1:

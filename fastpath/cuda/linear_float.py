@@ -281,16 +281,14 @@ def _maker(coding):
             warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
             row, u, M = lane >> 3, int32(lane & 7), out.shape[1]
             tile, n_tiles = int32(b * WARPS + warp), int32((M + ROWS - 1) // ROWS)
-            if tile >= n_tiles:
-                return
             if share != 0:
                 ready()
             matrix, n, r = row_of_lane(slots, share, out.shape[0], y)
-            if matrix < 0:
-                return
-            tile_of_all = int64(matrix) * n_tiles + tile
+            tile_of_all = int64(max(matrix, 0)) * n_tiles + min(tile, n_tiles - 1)
             state = begin(low, high, sub, block, tile_of_all, n_units, row, u)
-            ready()  # whoever has waited waits no more
+            ready()  # whoever has waited before waits no more
+            if matrix < 0 or tile >= n_tiles:
+                return
             total = finish(state, tile_of_all, n, r, low, high, sub, block, x, n_units)
             m = tile * ROWS + row
             if u < n and m < M:

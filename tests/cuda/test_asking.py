@@ -181,7 +181,7 @@ def _chosen_launches(stack, ids):
     first = Launch(product, (2, 1), 64, (*stack.planes, *[None] * (len(product.signature) - 4)))
     kernel = linear_summed.kernel_of("Q4_K")
     rest = dict.fromkeys(names_of(kernel)[4:]) | {"ids": ids}
-    small = Launch(norm.RMS_NORM, 1, 256, ())
+    small = Launch(norm.RMS_NORM, 1, 256, (None,) * len(norm.RMS_NORM.signature))
     return [first, small, Launch(kernel, (2, 1), 256, (*stack.planes, *rest.values()))]
 
 
@@ -225,19 +225,19 @@ def test_how_much_of_the_chosen_by_hand():
     product = Launch(linear.PRODUCTS["Q8_0"], (64, 1), 64, long.planes)
     asked = plan([first, *[small] * 4, last, product], Weights([stack, long]))
     n = [sum(p.n_bytes for p in each.pieces) // read_ahead.SLAB for each in asked]
-    slabs = 97  # of 3 MB and 4096 bytes, by 32 KB
-    # the first launch asks before its own work: 0.65 us of 4.4e12 bytes a second, 87 slabs, whatever comes
-    # behind: but 8 * 97 slabs of the chosen are promised, and 832 are the budget
-    size = sum(asked[0].chosen.pieces[i][0].n_bytes for i in range(len(asked[0].chosen.pieces)))
-    assert size == (3 << 20) + 4_096 and len(asked[0].chosen.pieces) == 2 * slabs
-    assert n[0] == (read_ahead.BUDGET - 8 * _whole(size, slabs)) // read_ahead.SLAB == 54
-    # 4 small ones have 2.6 us, 11.4 MB of the 25.2: nobody asks for more
+    # 97 slabs of each expert: 32,512 bytes of the one plane, 128 of the other, which ends after 32 of them
+    chosen = asked[0].chosen.pieces
+    assert len(chosen) == 97 + 32 and sum(piece.n_bytes for piece, _ in chosen) == (3 << 20) + 4_096
+    assert {stride for _, stride in chosen} == {3 << 20, 4_096}
+    # before its own work the first launch might ask for 87 slabs, 0.65 us of 4.4e12 bytes a second; what is
+    # promised to the chosen leaves room for 59
+    assert n[0] == (read_ahead.BUDGET - 8 * 97 * 32_640) // read_ahead.SLAB == 59
+    # four small ones have 2.6 us, in which 11.4 MB of the 25.3 come: nobody asks for more
     assert n[1:5] == [0] * 4
-
-
-def _whole(n_bytes, slabs):
-    """As slabs of whole lines in each plane."""
-    return slabs * sum(-(-n // slabs // 128) * 128 for n in (3 << 20, 4_096))
+    # behind them 13.9 MB are to come, while the launch reads 25.2 from the cache in 3.5 us: 4 MB more, all of
+    # which has the budget's room, as what it reads is spent
+    late = 8 * 97 * 32_640 - 4 * int(0.65e-6 * 4.4e12)
+    assert n[5] == 69
 
 
 # -- models
