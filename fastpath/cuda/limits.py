@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda import attention, grouping, layout, linear, linear_float, many_places, read_ahead
+from fastpath.cuda import attention, grouping, layout, many_places, read_ahead
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
@@ -175,10 +175,9 @@ class Few(NamedTuple):
     ahead: int
 
 
-def few(kind: str) -> Few:
-    if kind == "linear":
-        return Few(grouping.TOKENS, sharing=linear.WARPS, ahead=2)
-    return Few(grouping.TOKENS, sharing=linear_float.WARPS, ahead=1)
+def few(kind: str, tokens: int) -> Few:
+    """A warp has all columns of its tile; two steps' weights are on their way, for more tokens one step's."""
+    return Few(grouping.TOKENS, sharing=1, ahead=2 if kind == "float" or tokens == 1 else 1)
 
 
 def _of_weight(
@@ -199,7 +198,7 @@ def _of_weight(
         return _of_many(weight, T, noted.n_active, issued)
     is_float = "float_" in name and (weight.coding.is_plain or "linear" not in name)
     kind = "float" if is_float else "linear"
-    built = few(kind)
+    built = few(kind, T)
     if E > 1:
         used, slots, tokens, share = _experts(E, noted.n_active, T, built.tokens)
     else:
@@ -374,7 +373,12 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
         seconds += card.cache_trip_s
     if any(word in name for word in ("linear_", "float_", "many_", "embed")):
         seconds += card.reduction_s
-    return seconds + card.reduction_s * name.count("rms_norm") + card.cache_trip_s * name.count("route")
+    if "_before_" in name:  # steps of rows in each block of a product
+        seconds += card.cache_trip_s + card.reduction_s
+    if name.endswith(("expert_sum", "geglu_round_32")) and "linear" in name:
+        seconds += card.reduction_s  # a barrier between products and what comes of them
+    norms = max(part.count("rms_norm") for part in name.split("_and_"))  # parts stand side by side
+    return seconds + card.reduction_s * norms + card.cache_trip_s * name.count("route")
 
 
 def predict(
@@ -392,7 +396,8 @@ def predict(
     tail = 1 + 0.5 / waves if waves > 1 else 1.0
     enough = min(1.0, card.wanted_in_flight / in_flight) if in_flight else 1.0  # of the resident blocks
     busy = min(1.0, blocks / card.multiprocessors)
-    used = min(blocks, card.multiprocessors)
+    # parts that stand side by side may read the same: as if their blocks were as many fewer
+    used = max(1, min(blocks / len(launch.kernel.name.split("_and_")), card.multiprocessors))
     rate = card.memory * card.reached
 
     begin = queue.now

@@ -234,10 +234,10 @@ def test_how_much_of_the_chosen_by_hand():
     assert n[0] == (read_ahead.BUDGET - 8 * 97 * 32_640) // read_ahead.SLAB == 59
     # four small ones have 2.6 us, in which 11.4 MB of the 25.3 come: nobody asks for more
     assert n[1:5] == [0] * 4
-    # behind them 13.9 MB are to come, while the launch reads 25.2 from the cache in 3.5 us: 4 MB more, all of
-    # which has the budget's room, as what it reads is spent
-    late = 8 * 97 * 32_640 - 4 * int(0.65e-6 * 4.4e12)
-    assert n[5] == 69
+    # behind them 13.8 MB are still to come, while the launch reads 25.2 from the cache in 3.5 us
+    reads = 8 * ((3 << 20) + 4_096)
+    more = 4.4e12 * (0.65e-6 + reads / 7.2e12) - (reads - 4 * 2_860_000)
+    assert n[5] == more // read_ahead.SLAB == 137
 
 
 # -- models

@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ from fastpath.cuda import (
     device,
     early,
     elementwise,
-    fused_kernels,
     layout,
     linear,
     norm,
@@ -26,7 +24,7 @@ from fastpath.cuda import (
 )
 from fastpath.cuda.driver import Compiled, Driver
 from fastpath.cuda.fuse_flow import names_of
-from fastpath.cuda.fused_steps import STEPS, write_half
+from fastpath.cuda.fused_steps import write_half
 from fastpath.cuda.intrinsics import let_next_start, load_weights_v1, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 from quant import FORMATS
@@ -254,23 +252,9 @@ def test_launch(waits, is_early, monkeypatch):
 # -- products that wait by themselves, in fused kernels
 
 
-def _late(tile):
-    """A tile as products might bring it: it waits, after something that hangs on no other launch."""
-
-    @cuda.jit(device=True)
-    def early_tile(i, y, n, low, high, sub, block, q, scale, sums, slots, share, out):
-        words = load_weights_v1(low, cuda.threadIdx.x & 3)
-        wait_for_previous()
-        let_next_start()
-        if words[0] != 1 << 30:  # which no four codes are
-            tile(i, y, n, low, high, sub, block, q, scale, sums, slots, share, out)
-
-    return early_tile
-
-
 @pytest.mark.parametrize("executor", ["ir", "sm_90"])
 def test_fused_products_wait_by_themselves(executor, monkeypatch):
-    """Two products in one launch wait in their own time."""
+    """Two products and a norm in one launch: its blocks wait at once, those of products in their own time."""
     rng = np.random.default_rng(6)
     x, y = strategies.normal(rng, 2, 256), strategies.normal(rng, 2, 256)
     weights = [strategies.weights(rng, FORMATS["Q8_0"], 9, 256) for _ in range(2)]
@@ -287,20 +271,13 @@ def test_fused_products_wait_by_themselves(executor, monkeypatch):
     kind = {"ir": devices.executor_one, "sm_90": lambda s, k: devices.executor_two((9, 0), s, k)}[executor]
     schedules = (launching.LOCKSTEP,)
     want, _ = run(kind(schedules, devices.Executor))
-    name = linear.PRODUCTS["Q8_0"].name
-    step = STEPS[name]
-    monkeypatch.setitem(STEPS, name, replace(step, early=_late(step.function)))
-    fused_kernels.kernel_of.cache_clear()
-    try:
-        got, kernels = run(kind(schedules, EarlyExecutor))
-    finally:
-        fused_kernels.kernel_of.cache_clear()
+    got, kernels = run(kind(schedules, EarlyExecutor))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_array_equal(a, b)
     (kernel,) = (kernel for kernel in kernels if "linear" in kernel.name)
     assert kernel.early
     ptx = _ptx(early.kernel_of(kernel))
-    assert early.waits_first(ptx) and ptx.count(early.WAIT) == 2  # products, blocks that only ask
+    assert early.waits_first(ptx) and ptx.count(early.WAIT) >= 2  # products, blocks that only ask
 
 
 class EarlyExecutor(devices.Executor):
