@@ -27,11 +27,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastpath.cuda.fuse_flow import call_of, is_array, names_of, span
+from fastpath.cuda.fuse_flow import Span, call_of, is_array, names_of, span
 from fastpath.cuda.layout import DeviceMatrix
 from fastpath.cuda.program import Launch
 from refimpl.kv_types import STEP, TILE_BYTES
@@ -274,6 +275,11 @@ def pages_of(launches: Sequence[Launch]) -> list[Pages]:
     if not attending:
         return []
     written = {s for launch in launches for s in call_of(launch).writes.values()}
+
+    @cache
+    def is_written(s: Span) -> bool:
+        return any(map(s.overlaps, written))
+
     found = []
     for use in attending:
         of = dict(zip(names_of(launches[use].kernel), launches[use].arguments, strict=True))
@@ -284,7 +290,7 @@ def pages_of(launches: Sequence[Launch]) -> list[Pages]:
         )
         table = of["table"]
         if (
-            any(s.overlaps(span(array)) for array in inputs for s in written)
+            any(is_written(span(array)) for array in inputs)
             or table.strides[1] != table.dtype.itemsize
             or any(n % UNIT for n in (*keys, *values))
         ):

@@ -124,6 +124,15 @@ def test_reading_ahead_by_hand():
     assert product.seconds == pytest.approx(0.6e-6 + 0.35e-6 + from_cache / 7.2e12)
 
 
+def test_no_byte_is_brought_twice_and_memory_never_does_two_things():
+    queue = limits.Queue()
+    queue.ask(2.0, [(7, 3000), (8, 1000)], 1000.0)
+    assert queue.early == {7: (3000, 5.0), 8: (1000, 6.0)}
+    assert queue.read(4.0, 500, 1000.0) == 6.5  # behind what was asked for
+    assert queue.read(9.0, 500, 1000.0) == 9.5  # memory had nothing to do
+    assert queue.read(9.1, 0, 1000.0) == 9.1 and queue.free == 9.5
+
+
 def test_pages_and_chosen_experts_by_hand():
     """Bytes that stand in the queue: of whole blocks, once for tokens of one sequence; of experts, once."""
     of_one = read_ahead.Pages((0, 16384), (0, 8192), 8, 4, 1024, (0, 99, 99), 0, 0, 0, 2, 7, 3, 400)
@@ -152,15 +161,6 @@ def test_trips_of_what_was_asked_for():
         seconds = limits.trips("attention_part_f16_f16", card, is_there, False)
         assert seconds == pytest.approx(0.20e-6 + 0.20e-6 + trip + 2 * 0.15e-6)
         assert limits.trips("linear_q8_0", card, is_there, True) == pytest.approx(0.20e-6 + trip + 0.15e-6)
-
-
-def test_no_byte_is_brought_twice_and_memory_never_does_two_things():
-    queue = limits.Queue()
-    queue.ask(2.0, [(7, 3000), (8, 1000)], 1000.0)
-    assert queue.early == {7: (3000, 5.0), 8: (1000, 6.0)}
-    assert queue.read(4.0, 500, 1000.0) == 6.5  # behind what was asked for
-    assert queue.read(9.0, 500, 1000.0) == 9.5  # memory had nothing to do
-    assert queue.read(9.1, 0, 1000.0) == 9.1 and queue.free == 9.5
 
 
 @pytest.mark.parametrize("spec", ["E4B:Q8_0", "26B-A4B:Q4_K_M"])
