@@ -111,7 +111,7 @@ def test_reading_ahead_by_hand():
 
     half = total // 2 // 16 * 16
     norm, product = _two_launches(half)
-    # memory takes 8.1 us for the other half; of all of it, what the warps hold has come out of the cache while
+    # memory takes 8.1 us for the other half; of all, what the warps hold has come out of the cache while
     # the norm ran, and the rest takes 7.4, at 7.2e12
     assert product.limit == "memory"
     assert product.seconds == pytest.approx(0.6e-6 + 0.35e-6 + (total - half) / rate)
@@ -137,8 +137,8 @@ def test_pages_and_chosen_experts_by_hand():
     """Bytes that stand in the queue: of whole blocks, once for tokens of one sequence; of experts, once."""
     of_one = read_ahead.Pages((0, 16384), (0, 8192), 8, 4, 1024, (0, 99, 99), 0, 0, 0, 2, 7, 3, 400)
     asks = read_ahead.Asks([read_ahead.Piece(0, 48, 5)], [of_one])
-    # two sequences at position 1030 with a token each: the window begins at 7, so blocks 0 to 32; 3 to 32 of 8
-    # heads of both
+    # two sequences at position 1030 with a token each: the window begins at 7, so blocks 0 to 32; 3 to 32 of
+    # 8 heads of both
     assert limits.asked_first(asks, Call(1, 2, 1030)) == [(5, 48), (7, 30 * 8 * 24576 * 2)]
     # one sequence with two tokens, 1054 and 1055: from 31 on, so blocks 0 to 32 again, once
     assert limits.asked_first(asks, Call(2, 1, 1054)) == [(5, 48), (7, 30 * 8 * 24576)]
