@@ -1,5 +1,7 @@
 """What launches ask for ahead of its use: where it lies, once, within the budget, as much as time allows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ def _address(array):
     return interface["data"][0]
 
 
-@pytest.mark.parametrize("spec, n_seqs", [("E4B:Q8_0", 1), ("26B-A4B:Q4_K_M", 5)])
+@pytest.mark.parametrize("spec, n_seqs", [("E4B:Q8_0", 1), ("26B-A4B:Q4_K_M", 5), ("26B-A4B:Q4_K_M", 1)])
 def test_plans_of_published_sizes(spec, n_seqs):
     noted = rehearsal.of(blank(spec), rehearsal.Call(1, n_seqs, 1000))
     launches = fuse.fuse(noted.launches, noted.results)
@@ -54,6 +56,24 @@ def test_plans_of_published_sizes(spec, n_seqs):
                     bounds.setdefault(i, []).append((first, first + vectors[first]))
     for at, n, i, _ in pieces.tolist():
         assert any(first <= at and at + n <= end for first, end in bounds[i])
+    # pages of every launch of attention, each block once; of chosen experts whenever they are few
+    blocks, n_chosen = {}, 0
+    for i, each in enumerate(asked):
+        held = [(i, pages.use, (pages.end - pages.begin) * pages.size) for pages in each.pages]
+        for pages in each.pages:
+            blocks[pages.use] = [*blocks.get(pages.use, []), (pages.begin, pages.end)]
+        if each.chosen:
+            n_chosen += 1
+            of_one = sum(piece.n_bytes for piece, _ in each.chosen.pieces)
+            held.append((i, each.chosen.use, of_one * each.chosen.ids[1]))
+        for a, b, n in held:
+            assert a < b
+            by, use, n_bytes = (np.append(x, y) for x, y in ((by, a), (use, b), (n_bytes, n)))
+    attending = [i for i, one in enumerate(launches) if one.kernel.name.startswith("attention_part")]
+    assert set(blocks) <= set(attending) and len(blocks) > len(attending) / 2
+    assert all(found[0][0] == 0 for found in blocks.values())
+    assert all(a[1] == b[0] for found in blocks.values() for a, b in itertools.pairwise(found))
+    assert n_chosen == (30 if (spec[:3], n_seqs) == ("26B", 1) else 0)
     # never more that is not used when a launch ends than the budget
     for i in range(len(launches)):
         assert n_bytes[(by <= i) & (use > i)].sum() <= BUDGET
