@@ -2,19 +2,22 @@
 
 In a graph a kernel begins about a microsecond after the last block of the one before has ended.  Launched
 early, its blocks come to stand on multiprocessors as soon as there is room, and wait there.  So that this
-changes no byte, a kernel gets three lines in front of it, in this order:
+changes no byte, a kernel gets three lines in front of it, in this order, and one behind it:
 
-    ask       for weights of later kernels, which come to the second-level cache meanwhile (read_ahead.py)
+    ask       for weights of later kernels, and for the keys and values that one of them attends to: they
+              come to the second-level cache meanwhile (read_ahead.py)
     wait      until the kernel before has ended and all that it wrote can be seen; as that one waited too, the
               same holds for all before it
     let next  from here on the next kernel may come: two are under way at any time, not three
+    ask       for weights of the experts that were chosen: earlier kernels have said who is
 
 A kernel that has something to do before it waits brings a function of its own with the last two lines in it
 (Kernel.early): products load their first weights.  Blocks beyond the grid that a kernel knows only ask.
 
 The driver launches a kernel early only if its PTX waits before it touches memory (`waits_first`), but for
-what nobody writes while programs run: weights, and the list of what to ask for, by the read-only path.  Loads
-of what others wrote are plain ones: the read-only path promises nothing about them (intrinsics.py).
+what nobody writes while a program runs, by the read-only path: weights; the list of what to ask for; and the
+program's inputs, tables and positions, which are copied before its graph starts.  Loads of what others wrote
+are plain ones: the read-only path promises nothing about them (intrinsics.py).
 """
 
 import re
@@ -23,40 +26,17 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, int64
+from numba import cuda, int32
 
+from fastpath.cuda.asking import ask, ask_for_chosen, block_number
 from fastpath.cuda.fuse_flow import names_of
-from fastpath.cuda.intrinsics import (
-    let_next_start,
-    load_weights_v4,
-    prefetch_at,
-    wait_for_previous,
-)
+from fastpath.cuda.intrinsics import let_next_start, wait_for_previous
 from fastpath.cuda.kernel import Kernel
 
 FROM = (9, 0)  # compute capability
-# what a kernel is given behind its own arguments: the list of pieces, the first and the number of those that
-# it asks for, and its own blocks
-MORE = (int32[::1], int32, int32, int32)
-
-
-@cuda.jit(device=True)
-def ask(pieces, first, n):
-    """A thread of each warp takes pieces in turn: (lower half of the address, upper half, bytes, 0)."""
-    if cuda.threadIdx.x & 31:
-        return
-    blocks = cuda.gridDim.x * cuda.gridDim.y * cuda.gridDim.z
-    i = int32(block_number() + blocks * (cuda.threadIdx.x >> 5))
-    while i < n:
-        low, high, n_bytes, _ = load_weights_v4(pieces, 4 * int64(first + i))
-        prefetch_at(int64(high) << 32 | int64(low) & 0xFFFFFFFF, n_bytes)
-        i = int32(i + blocks * ((cuda.blockDim.x + 31) >> 5))
-
-
-@cuda.jit(device=True)
-def block_number():
-    """Blocks that are there only to ask have the last ones: they lie behind the others in z."""
-    return cuda.blockIdx.x + cuda.gridDim.x * (cuda.blockIdx.y + cuda.gridDim.y * cuda.blockIdx.z)
+# what a kernel is given behind its own arguments: the list of what is asked for (asking.py), the first row of
+# its own part and how much of each kind stands there, and its own blocks
+MORE = (int32[::1], int32, int32, int32, int32, int32)
 
 
 @cache
@@ -65,17 +45,20 @@ def function_of(kernel: Kernel) -> Callable:
     names = ", ".join(names_of(kernel))
     first = [] if kernel.early else ["wait()", "let_next()"]
     lines = [
-        "ask(_pieces, _first, _n)",
+        "ask(_list, _first, _pieces, _pages)",
         *first,
         "if block_number() < _blocks:",
         f"    kernel({names})",
-        *(["else:", "    wait()"] if kernel.early else []),
+        *(["wait()"] if kernel.early else []),  # blocks that only ask, and warps that had nothing to do
+        "ask_for_chosen(_list, _first, _pieces, _pages, _chosen)",
     ]
     space: dict[str, Any] = {
-        "ask": ask, "block_number": block_number, "wait": wait_for_previous, "let_next": let_next_start,
+        "ask": ask, "ask_for_chosen": ask_for_chosen, "block_number": block_number,
+        "wait": wait_for_previous, "let_next": let_next_start,
         "kernel": cuda.jit(device=True)(kernel.early or kernel.function),
     }  # fmt: skip
-    exec("\n    ".join([f"def early({names}, _pieces, _first, _n, _blocks):", *lines]), space)
+    more = "_list, _first, _pieces, _pages, _chosen, _blocks"
+    exec("\n    ".join([f"def early({names}, {more}):", *lines]), space)
     return space["early"]
 
 
@@ -95,8 +78,10 @@ HARMLESS = ("ld.param", "ld.global.nc.", "cp.async.bulk.prefetch.")
 def waits_first(ptx: str) -> bool:
     """Does a kernel wait for the one before it, whatever way it goes, before it reads or writes anything?
 
-    Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.  Ways are
-    what guards allow: one that is asked twice, and not made anew between, says the same twice.
+    Before the wait there may be arithmetic, parameters, read-only loads, prefetches, and jumps.  Read-only
+    loads are of what is written before the graph starts, and by none of its kernels: weights, lists, inputs
+    (read_ahead.py asks for pages only where that is so).  Ways are what guards allow: one that is asked
+    twice, and not made anew between, says the same twice.
     """
     labels: dict[str, int] = {}
     code = instructions(ptx, labels)

@@ -43,7 +43,7 @@ class Gpu:
         if self._driver.can_start_early:
             if self._nothing is None:
                 self._nothing = self._upload(read_ahead.table([]))
-            more = self._nothing, 0, 0, read_ahead.n_blocks(grid)
+            more = read_ahead.more_of(self._nothing, 0, read_ahead.NOTHING, grid)
         self._driver.launch(self._function(kernel), grid, threads, arguments + more)
 
     def memory(self, n_bytes):
@@ -92,7 +92,7 @@ class Gpu:
         """(launch, grid, arguments) of each, and an array that has to live as long as their graph."""
         if not self._driver.can_start_early:
             return [(launch, launch.grid, launch.arguments) for launch in launches], None
-        asked = [[] for _ in launches]
+        asked = [read_ahead.NOTHING for _ in launches]
         if is_early:
             weights = read_ahead.Weights(layout.matrices_on(self), self._constants.arrays())
             asked = read_ahead.plan(launches, weights)

@@ -348,13 +348,17 @@ STORES = {
 
 @cuda.jit(device=True)
 def block_of(table, lane, position, K, head, blocks):
-    """Number of the block of 32 positions of a head; a page has `blocks` of them.
+    """Number of the block of 32 positions of a head; a page has `blocks` of them."""
+    column, place = column_of(sar32(position, 5), blocks, int32(table.shape[1]))
+    return add32(mul32(add32(mul32(table[uint32(lane), uint32(column)], K), head), blocks), place)
+
+
+@cuda.jit(device=True)
+def column_of(block, blocks, held):
+    """(column of the table, of so many, that holds the page of a block of positions; its place in the page)
 
     In 32 bits, which are enough for the number of a block; and without a sign: a device divides 64 by a loop.
     """
-    block, held = sar32(position, 5), int32(table.shape[1])
     number = div32(block, blocks)
     column = sub32(number, mul32(div32(number, held), held))
-    page = table[uint32(lane), uint32(column)]
-    first = mul32(add32(mul32(page, K), head), blocks)
-    return add32(first, sub32(block, mul32(number, blocks)))
+    return column, sub32(block, mul32(number, blocks))

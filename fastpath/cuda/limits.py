@@ -9,13 +9,16 @@ A prediction, to be tested on a device (`device-check`), not a measurement.  Its
                 (Queue); each byte once
     asking      what a launch asks for ahead (read_ahead.py) stands in that queue one trip after the launch
                 before it has ended, though its blocks have been there longer; so before its own reading
+                Pages are asked for likewise, in whole blocks of 32 positions.  Weights of chosen experts
+                stand in the queue when the launch that asks has ended, though most of its blocks ask before
     reading     what nobody has asked for, from memory; all of it, from the second-level cache; or what is on
                 its way at any time once per trip under load (Little's law), the first trip being counted
                 above.  A launch ends no sooner than what was asked for on its behalf is there.  No line
                 leaves the cache before it is read (read_ahead.BUDGET)
     bringing    a launch that starts early has brought its first weights when the launch ahead of it ends
                 (Kernel.early): as many as its warps hold, as far as they find room beside that launch's
-                blocks, and as the cache can give them while it runs
+                blocks, which at the end of a grid of more than one wave is a tenth of the card, and as the
+                cache can give them while it runs
     the end     blocks end one after the other for as long as a block takes: half of that is lost for
                 issuing; for reading, what goes by when too few are left to keep memory busy
     issuing     `sustained` of four instructions a cycle and multiprocessor: PTX as counted on executor two,
@@ -35,6 +38,7 @@ from fastpath.cuda import attention, grouping, layout, linear_some, many_places,
 from fastpath.cuda.planned import Planned
 from fastpath.cuda.program import Launch
 from fastpath.cuda.rehearsal import Call, Rehearsal, n_blocks
+from refimpl.kv_types import STEP
 
 
 @dataclass(frozen=True)
@@ -314,7 +318,7 @@ class Queue:
     now    when the launch before has ended
     free   when memory has done all that it was asked for
     early  number of a launch -> (bytes that were asked for on its behalf, when they are there)
-    room   share of the card that the launch before leaves to the next
+    room   share of the card that the launch before leaves free
     last   seconds that it took
     """
 
@@ -330,10 +334,36 @@ class Queue:
             self.free = max(self.free, start) + n_bytes / rate
         return self.free if n_bytes else start
 
-    def ask(self, start: float, pieces: Sequence[read_ahead.Piece], rate: float) -> None:
-        for piece in pieces:
-            n_bytes, _ = self.early.get(piece.use, (0, 0.0))
-            self.early[piece.use] = n_bytes + piece.n_bytes, self.read(start, piece.n_bytes, rate)
+    def ask(self, start: float, wanted: Sequence[tuple[int, int]], rate: float) -> None:
+        """wanted: (number of a launch, bytes)"""
+        for use, n_bytes in wanted:
+            before, _ = self.early.get(use, (0, 0.0))
+            self.early[use] = before + n_bytes, self.read(start, n_bytes, rate)
+
+
+def asked_first(asks: read_ahead.Asks, call: Call) -> list[tuple[int, int]]:
+    """(launch, bytes) before a launch waits: pieces; pages as far as the call's sequences reach."""
+    return [
+        *((piece.use, piece.n_bytes) for piece in asks.pieces),
+        *((pages.use, _page_bytes(pages, call)) for pages in asks.pages),
+    ]
+
+
+def _page_bytes(pages: read_ahead.Pages, call: Call) -> int:
+    """Tokens of a sequence share its blocks."""
+    last = (call.depth + call.n_tokens - 1) // STEP
+    there = last - max(0, call.depth - pages.window + 1) // STEP + 1
+    n = min(pages.end, there) - min(pages.begin, there)
+    return n * pages.size // pages.T * call.n_seqs
+
+
+def asked_last(asks: read_ahead.Asks, noted: Rehearsal, call: Call) -> list[tuple[int, int]]:
+    """(launch, bytes) behind its work: of chosen experts, each once."""
+    chosen = asks.chosen
+    if chosen is None:
+        return []
+    used, *_ = _experts(chosen.E, noted.n_active, call.n_rows, 1)
+    return [(chosen.use, int(used * sum(piece.n_bytes for piece, _ in chosen.pieces)))]
 
 
 def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
@@ -341,14 +371,14 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
 
     is_there: what it reads first was asked for before it waited for the launch ahead of it
     """
+    seconds = card.cache_trip_s if is_there else card.memory_trip_s
     if (
         "attention_part" in name
     ):  # positions, tables, keys and values; scores and weights are added up, without tensor cores values too
         reductions = 2 if attention.on_tensor_cores(name) else 3
-        return 2 * card.cache_trip_s + card.memory_trip_s + reductions * card.reduction_s
-    seconds = card.cache_trip_s if is_there else card.memory_trip_s
+        return 2 * card.cache_trip_s + seconds + reductions * card.reduction_s
     if has_stack:  # who is chosen, and then the weights
-        seconds = card.cache_trip_s + card.memory_trip_s
+        seconds += card.cache_trip_s
     if any(word in name for word in ("linear_", "some_", "float_", "many_", "embed")):
         seconds += card.reduction_s
     if "_before_" in name:  # steps of rows in each block of a product
@@ -361,9 +391,9 @@ def trips(name: str, card: Card, is_there: bool, has_stack: bool) -> float:
 
 def predict(
     launch: Launch, noted: Rehearsal, call: Call, code_of: CodeOf, issued: Issued, card: Card = H200,
-    queue: Queue | None = None, number: int = 0, asks: Sequence[read_ahead.Piece] = (),
+    queue: Queue | None = None, number: int = 0, asks: read_ahead.Asks = read_ahead.NOTHING,
 ) -> Prediction:  # fmt: skip
-    """Of launch `number` of a call, which asks for pieces ahead."""
+    """Of launch `number` of a call, which asks for something ahead."""
     code, done, queue = code_of(launch.kernel), work(launch, noted, call, issued), queue or Queue()
     blocks, threads = n_blocks(launch), launch.threads
     each = blocks_per_multiprocessor(code, threads, card)
@@ -379,18 +409,19 @@ def predict(
     rate = card.memory * card.reached
 
     begin = queue.now
-    queue.ask(begin + card.memory_trip_s, asks, rate)
+    queue.ask(begin + card.memory_trip_s, asked_first(asks, call), rate)
     early, arrived = queue.early.get(number, (0, 0.0))
     early = min(early, done.memory_bytes)
     rest = done.memory_bytes - early
-    is_there = not rest or launch.kernel.early is not None
+    is_there = not rest or (launch.kernel.early is not None and not done.has_stack)
     waiting = card.gap_s + trips(launch.kernel.name, card, is_there, done.has_stack)
     start = begin + waiting
     read = queue.read(start, rest, rate) + rest / rate * (tail - 1) * enough
     brought = 0.0
     if launch.kernel.early and not done.has_stack:
         held = min(in_flight or done.memory_bytes, done.memory_bytes)
-        brought = min(held * queue.room, queue.last * card.cache, early if in_flight else held)
+        room = min(1.0, queue.room / min(1.0, waves))
+        brought = min(held * room, queue.last * card.cache, early if in_flight else held)
     moved = done.memory_bytes + done.cache_bytes - brought
     again = max(0.0, done.memory_bytes / in_flight - 1) if in_flight else 0.0
     mean_trip = (rest * card.loaded_trip_s + early * card.cache_trip_s) / max(1, done.memory_bytes)
@@ -406,7 +437,9 @@ def predict(
     }
     limit = max(parts, key=parts.__getitem__)
     seconds = waiting + parts[limit]
-    queue.now, queue.last, queue.room = begin + seconds, seconds, 1 - min(1.0, waves)
+    queue.now, queue.last = begin + seconds, seconds
+    queue.room = 1 - waves if waves <= 1 else LAST_ROOM
+    queue.ask(queue.now, asked_last(asks, noted, call), rate)
     if parts[limit] < waiting:
         limit = "launch and trips"
     ops = done.int_ops + done.float_ops + done.tensor_ops
@@ -414,6 +447,9 @@ def predict(
         launch.kernel.name, done.memory_bytes, early, done.cache_bytes, ops, *code, each * warps, waves,
         in_flight, seconds, limit,
     )  # fmt: skip
+
+
+LAST_ROOM = 0.1  # of the card, that the end of a grid of more than one wave leaves free: an assumption
 
 
 class Step(NamedTuple):
@@ -446,7 +482,7 @@ def predict_step(
     model: Any, call: Call, code_of: CodeOf, issued: Issued, *, fused: bool = True, card: Card = H200,
     asks: bool = True,
 ) -> Step:  # fmt: skip
-    """asks: launches of a fused call ask for weights ahead of their use."""
+    """asks: launches of a fused call ask for weights and pages ahead of their use."""
     from fastpath.cuda import rehearsal
 
     noted = rehearsal.of(model, call)
@@ -457,7 +493,7 @@ def predict_step(
         launches = fuse(launches, noted.results)
         asked = read_ahead.plan(launches, noted.to_ask_for()) if asks else None
     queue = Queue()
-    asked = asked or [[] for _ in launches]
+    asked = asked or [read_ahead.NOTHING for _ in launches]
     return Step(
         [
             predict(launch, noted, call, code_of, issued, card, queue, i, pieces)

@@ -85,7 +85,7 @@ def _two_launches(bytes_early):
     queue, got = limits.Queue(), []
     for i, (launch, asks) in enumerate(((noted.launches[-1], pieces), (product, []))):
         one = (launch, noted, Call(1), lambda kernel: CODE, lambda kernel, tokens: 0.0, limits.H200)
-        got.append(limits.predict(*one, queue, i, asks))
+        got.append(limits.predict(*one, queue, i, read_ahead.Asks(asks)))
     return got
 
 
@@ -111,13 +111,14 @@ def test_reading_ahead_by_hand():
 
     half = total // 2 // 16 * 16
     norm, product = _two_launches(half)
-    # memory takes 8.1 us for the other half; of all of it, what warps hold has come out of the cache while
+    # memory takes 8.1 us for the other half; of all, what the warps hold has come out of the cache while
     # the norm ran, and the rest takes 7.4, at 7.2e12
     assert product.limit == "memory"
     assert product.seconds == pytest.approx(0.6e-6 + 0.35e-6 + (total - half) / rate)
 
     norm, product = _two_launches(total)
-    brought = product.in_flight * (1 - norm.waves)  # the norm takes a block's share of the card
+    brought = product.in_flight  # the norm leaves all but a block's share of the card, the product takes 0.6
+    assert 1 - norm.waves > product.waves == pytest.approx(1024 / (13 * 132))
     assert product.limit == "cache" and product.early_bytes == total
     from_cache = total + product.cache_bytes - brought
     assert product.seconds == pytest.approx(0.6e-6 + 0.35e-6 + from_cache / 7.2e12)
@@ -125,12 +126,41 @@ def test_reading_ahead_by_hand():
 
 def test_no_byte_is_brought_twice_and_memory_never_does_two_things():
     queue = limits.Queue()
-    first, second = (read_ahead.Piece(0, n, use) for n, use in ((3000, 7), (1000, 8)))
-    queue.ask(2.0, [first, second], 1000.0)
+    queue.ask(2.0, [(7, 3000), (8, 1000)], 1000.0)
     assert queue.early == {7: (3000, 5.0), 8: (1000, 6.0)}
     assert queue.read(4.0, 500, 1000.0) == 6.5  # behind what was asked for
     assert queue.read(9.0, 500, 1000.0) == 9.5  # memory had nothing to do
     assert queue.read(9.1, 0, 1000.0) == 9.1 and queue.free == 9.5
+
+
+def test_pages_and_chosen_experts_by_hand():
+    """Bytes that stand in the queue: of whole blocks, once for tokens of one sequence; of experts, once."""
+    of_one = read_ahead.Pages((0, 16384), (0, 8192), 8, 4, 1024, (0, 99, 99), 0, 0, 0, 2, 7, 3, 400)
+    asks = read_ahead.Asks([read_ahead.Piece(0, 48, 5)], [of_one])
+    # two sequences at position 1030 with a token each: the window begins at 7, so blocks 0 to 32; 3 to 32 of
+    # 8 heads of both
+    assert limits.asked_first(asks, Call(1, 2, 1030)) == [(5, 48), (7, 30 * 8 * 24576 * 2)]
+    # one sequence with two tokens, 1054 and 1055: from 31 on, so blocks 0 to 32 again, once
+    assert limits.asked_first(asks, Call(2, 1, 1054)) == [(5, 48), (7, 30 * 8 * 24576)]
+    assert limits.asked_first(asks, Call(1, 2, 70)) == [(5, 48), (7, 0)]  # blocks 0 to 2
+
+    noted = rehearsal.Rehearsal()
+    noted.n_active = 8
+    pieces = ((read_ahead.Piece(0, 3200, 6), 1 << 20), (read_ahead.Piece(0, 1600, 6), 1 << 20))
+    asks = read_ahead.Asks(chosen=read_ahead.Chosen((0, 16), 128, pieces, 6))
+    assert limits.asked_last(asks, noted, Call(1)) == [(6, 8 * 4800)]
+    # two tokens: 128 * (1 - (15/16)^2) = 15.5 experts
+    assert limits.asked_last(asks, noted, Call(1, 2)) == [(6, 74400)]
+    assert limits.asked_last(read_ahead.NOTHING, noted, Call(1)) == []
+
+
+def test_trips_of_what_was_asked_for():
+    """Attention waits for positions, tables, pages; experts for ids, weights."""
+    card = limits.H200
+    for is_there, trip in ((True, 0.20e-6), (False, 0.40e-6)):
+        seconds = limits.trips("attention_part_f16_f16", card, is_there, False)
+        assert seconds == pytest.approx(0.20e-6 + 0.20e-6 + trip + 2 * 0.15e-6)
+        assert limits.trips("linear_q8_0", card, is_there, True) == pytest.approx(0.20e-6 + trip + 0.15e-6)
 
 
 @pytest.mark.parametrize("spec", ["E4B:Q8_0", "26B-A4B:Q4_K_M"])

@@ -1,5 +1,7 @@
 """What launches ask for ahead of its use: where it lies, once, within the budget, as much as time allows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from fastpath.bench.blank import blank
 from fastpath.cuda import device, early, fuse, layout, linear, norm, ops, read_ahead, rehearsal
 from fastpath.cuda.gpu import Gpu
 from fastpath.cuda.program import Launch
-from fastpath.cuda.read_ahead import BLOCKS, BUDGET, SLAB, Weights, plan
+from fastpath.cuda.read_ahead import BLOCKS, BUDGET, SLAB, Asks, Weights, plan
 from fastpath.lanes import Lanes
 from fastpath.load import load_model
 from quant import FORMATS
@@ -24,15 +26,15 @@ def _address(array):
     return interface["data"][0]
 
 
-@pytest.mark.parametrize("spec, n_seqs", [("E4B:Q8_0", 1), ("26B-A4B:Q4_K_M", 5)])
+@pytest.mark.parametrize("spec, n_seqs", [("E4B:Q8_0", 1), ("26B-A4B:Q4_K_M", 5), ("26B-A4B:Q4_K_M", 1)])
 def test_plans_of_published_sizes(spec, n_seqs):
     noted = rehearsal.of(blank(spec), rehearsal.Call(1, n_seqs, 1000))
     launches = fuse.fuse(noted.launches, noted.results)
     asked = plan(launches, noted.to_ask_for())
-    assert len(asked) == len(launches) and any(asked)
+    assert len(asked) == len(launches)
     planes = {buffer.address: (buffer, weight) for buffer, weight in noted.planes.items()}
     vectors = {_address(v): v.nbytes for v in noted._constants.arrays()}
-    pieces = np.array([(p.address, p.n_bytes, p.use, i) for i, each in enumerate(asked) for p in each])
+    pieces = np.array([(p.address, p.n_bytes, p.use, i) for i, each in enumerate(asked) for p in each.pieces])
     address, n_bytes, use, by = pieces.T
 
     # in order, of later launches, whole units
@@ -54,6 +56,24 @@ def test_plans_of_published_sizes(spec, n_seqs):
                     bounds.setdefault(i, []).append((first, first + vectors[first]))
     for at, n, i, _ in pieces.tolist():
         assert any(first <= at and at + n <= end for first, end in bounds[i])
+    # pages of every launch of attention, each block once; of chosen experts whenever they are few
+    blocks, n_chosen = {}, 0
+    for i, each in enumerate(asked):
+        held = [(i, pages.use, (pages.end - pages.begin) * pages.size) for pages in each.pages]
+        for pages in each.pages:
+            blocks[pages.use] = [*blocks.get(pages.use, []), (pages.begin, pages.end)]
+        if each.chosen:
+            n_chosen += 1
+            of_one = sum(piece.n_bytes for piece, _ in each.chosen.pieces)
+            held.append((i, each.chosen.use, of_one * each.chosen.ids[1]))
+        for a, b, n in held:
+            assert a < b
+            by, use, n_bytes = (np.append(x, y) for x, y in ((by, a), (use, b), (n_bytes, n)))
+    attending = [i for i, one in enumerate(launches) if one.kernel.name.startswith("attention_part")]
+    assert set(blocks) <= set(attending) and len(blocks) > len(attending) / 2
+    assert all(found[0][0] == 0 for found in blocks.values())
+    assert all(a[1] == b[0] for found in blocks.values() for a, b in itertools.pairwise(found))
+    assert n_chosen == (30 if (spec[:3], n_seqs) == ("26B", 1) else 0)
     # never more that is not used when a launch ends than the budget
     for i in range(len(launches)):
         assert n_bytes[(by <= i) & (use > i)].sum() <= BUDGET
@@ -79,7 +99,7 @@ def test_how_much_by_hand():
     first, second = _matrix(17 * SLAB), _matrix(17 << 20)
     launches = [_norm(), _product(first), _norm(), _product(second), _norm()]
     asked = plan(launches, Weights([first, second]))
-    n = [[sum(p.n_bytes for p in each if p.use == use) / SLAB for use in range(5)] for each in asked]
+    n = [[sum(p.n_bytes for p in each.pieces if p.use == use) / SLAB for use in range(5)] for each in asked]
     # the first product's 17 slabs, and of the second's 544 the other 70
     assert n[0] == [0, 17, 0, 70, 0]
     # the product reads 17 slabs from the cache, 77 ns at 7.2e12, in which memory could bring 10 more
@@ -90,18 +110,18 @@ def test_how_much_by_hand():
     # the budget: 832 slabs
     long = _matrix(34 << 20)
     asked = plan([_norm()] * 11 + [_product(long)], Weights([long]))
-    assert [sum(p.n_bytes for p in each) // SLAB for each in asked] == [87] * 9 + [49, 0, 0]
+    assert [sum(p.n_bytes for p in each.pieces) // SLAB for each in asked] == [87] * 9 + [49, 0, 0]
     # what a launch uses makes room: 832 slabs, of which 512 are the second launch's
     first = _matrix(16 << 20)
     asked = plan([_norm()] * 10 + [_product(first), _product(long)], Weights([first, long]))
-    n = [sum(p.n_bytes for p in each) // SLAB for each in asked]
+    n = [sum(p.n_bytes for p in each.pieces) // SLAB for each in asked]
     # it reads 16 MB from the cache in 2.3 us, in which memory could bring 312 more
     assert n == [87] * 9 + [49, (0.65e-6 + (16 << 20) / 7.2e12) * 4.4e12 // SLAB, 0] and n[10] == 400
 
 
 def test_a_part_of_a_matrix_is_taken_at_equal_distances():
     long = _matrix(30 << 20, 2 << 20)  # 1024 slabs: of 30 KB and 2 KB
-    (pieces, _) = plan([_norm(), _product(long)], Weights([long]))
+    pieces = plan([_norm(), _product(long)], Weights([long]))[0].pieces
     for plane in (long.low, long.sub):
         starts = sorted(p.address - _address(plane) for p in pieces)
         starts = [start for start in starts if 0 <= start < plane.nbytes]
@@ -118,13 +138,14 @@ def test_vectors_and_what_is_left_out():
     embed = Launch(type(norm.RMS_NORM)(lambda low: None, (), name="embed_q8_0"), 1, 32, table.planes)
     launches = [_norm(), embed, _product(stack), _norm(activation, vector), _norm(vector)]
     asked = plan(launches, Weights([stack, table], [vector]))
-    assert asked == [[(_address(vector), 2563 * 4 // 16 * 16, 3)], [], [], [], []]
+    assert [a.pieces for a in asked] == [[(_address(vector), 2563 * 4 // 16 * 16, 3)], [], [], [], []]
+    assert not any(a.pages or a.chosen for a in asked)
 
 
 def test_table():
     pieces = [read_ahead.Piece(0x7F12_8000_0010, 48, 1), read_ahead.Piece(0x10, 1 << 20, 2)]
     low = int(np.uint32(0x8000_0010).view(np.int32))
-    assert read_ahead.table([[], pieces]).tolist() == [low, 0x7F12, 48, 0, 0x10, 0, 1 << 20, 0]
+    assert read_ahead.table([Asks(), Asks(pieces)]).tolist() == [low, 0x7F12, 48, 0, 0x10, 0, 1 << 20, 0]
     assert read_ahead.table([]).size == 4
 
 
@@ -159,20 +180,20 @@ def test_what_a_gpu_is_given(monkeypatch):
         list(map(device.get, results))
     n = len(program)
     for arguments in given:  # run one by one, before they are captured
-        table, first, count, blocks = arguments[-4:]
-        assert table.size == 4 and (first, count) == (0, 0) and blocks >= 1
+        table, *numbers, blocks = arguments[-6:]
+        assert table.size == 4 and numbers == [0, 0, 0, 0] and blocks >= 1
     given.clear()
     with device.use(gpu):
         program.replay()
     asked = plan(program.launches, Weights(layout.matrices_on(gpu), gpu._constants.arrays()))
-    counts = [arguments[-2] for arguments in given]
-    assert counts == list(map(len, asked)) and counts[0] > 4 and len(given) == n
-    assert [a[-3] for a in given] == np.cumsum([0, *counts[:-1]]).tolist()
+    counts = [arguments[-4] for arguments in given]
+    assert counts == [len(each.pieces) for each in asked] and counts[0] > 4 and len(given) == n
+    assert [a[-5] for a in given] == np.cumsum([0, *counts[:-1]]).tolist()
     assert grids[-n:] == [
         read_ahead.grid_of(o.grid, c) for o, c in zip(program.launches, counts, strict=True)
     ]
-    table = given[0][-4].copy_to_host().reshape(-1, 4)
-    assert table[:, 2].tolist() == [p.n_bytes for each in asked for p in each]
+    table = given[0][-6].copy_to_host().reshape(-1, 4)
+    assert table[:, 2].tolist() == [p.n_bytes for each in asked for p in each.pieces]
     with device.use(gpu):  # both matrices are asked for, whole; the norm's vector is wanted at once
         planes = [plane for weight in weights for plane in layout.on_device(weight).planes]
     assert table[:, 2].sum() == sum(plane.nbytes for plane in planes if plane.size > 1)
@@ -184,7 +205,8 @@ class Asking(devices.Executor):
     def capture(self, launches, is_early=True):
         asked = plan(launches, Weights(layout.matrices_on(self), self._constants.arrays()))
         table = self._upload(read_ahead.table(asked))
-        self.planned = sum(piece.n_bytes for each in asked for piece in each)
+        self.asked = asked
+        self.planned = sum(piece.n_bytes for each in asked for piece in each.pieces)
 
         def run():
             for launch, grid, arguments in read_ahead.calls(launches, asked, table):

@@ -377,10 +377,21 @@ PTX(ld_global_nc_L1_no_allocate_v4_u32) { load(in, out, 4); }
 PTX(ld_global_v4_u32) { load(in, out, 4); }
 static long n_prefetched; // bytes
 long run_prefetched_so_far(void) { return n_prefetched; }
+static u64 *prefetches; // address, bytes of each
+static long n_prefetches, most_prefetches;
+void run_log_prefetches(void *buffer, long capacity) {
+  prefetches = buffer, most_prefetches = capacity, n_prefetches = 0;
+}
+long run_prefetches(void) { return n_prefetches; }
 PTX(cp_async_bulk_prefetch_L2_global) { // [from], bytes: both multiples of 16, all of it readable
   aligned(in[0], 16), aligned((u32)in[1], 16);
   for (u32 i = 0; i < (u32)in[1]; i += 4) (void)*(const volatile u32 *)(in[0] + i);
   n_prefetched += (u32)in[1];
+  if (n_prefetches < most_prefetches) {
+    prefetches[2 * n_prefetches] = in[0];
+    prefetches[2 * n_prefetches + 1] = (u32)in[1];
+  }
+  n_prefetches++;
 }
 PTX(griddepcontrol_wait) {} // here kernels run one after the other
 PTX(griddepcontrol_launch_dependents) {}

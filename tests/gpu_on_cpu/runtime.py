@@ -48,7 +48,8 @@ def library():
     runtime.run_guarded_free.argtypes = [pointer, size, size]
     runtime.run_log.argtypes = [pointer, long]
     runtime.run_log_length.restype = runtime.run_issued_so_far.restype = long
-    runtime.run_prefetched_so_far.restype = long
+    runtime.run_prefetched_so_far.restype = runtime.run_prefetches.restype = long
+    runtime.run_log_prefetches.argtypes = [pointer, long]
     runtime.run_launch.argtypes = [
         pointer, pointer, pointer, pointer, integer, pointer, integer, integer, pointer, integer, long,
     ]  # fmt: skip
