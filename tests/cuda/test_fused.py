@@ -299,7 +299,8 @@ class Early(devices.Executor):
     """Runs what a GPU would, from sm_90 on."""
 
     def launch(self, kernel, grid, threads, *arguments):
-        more = self.put(read_ahead.table([]), np.int32), 0, 0, read_ahead.n_blocks(grid)
+        listed = self.put(read_ahead.table([]), np.int32)
+        more = read_ahead.more_of(listed, 0, read_ahead.NOTHING, grid)
         super().launch(early.kernel_of(kernel), grid, threads, *arguments, *more)
 
 
